@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raptor.phases.study import check_cuts, study_phases
     from raptor.probes import probe
     from raptor.recipes import load_recipe
+    from raptor.recurrence.watch import Watcher, watch
     from raptor.surrogate.at_speed import at_speed
     from raptor.surrogate.surrogate import block_parameters, make_surrogate
     from raptor.train import distill
@@ -49,6 +50,7 @@ __all__ = [
     "TokenGroups",
     "Trajectories",
     "ViT",
+    "Watcher",
     "at_speed",
     "block_parameters",
     "certify",
@@ -83,6 +85,7 @@ __all__ = [
     "study_phases",
     "swap_blocks",
     "train_teacher",
+    "watch",
     "within_and_across",
 ]
 
@@ -100,6 +103,7 @@ _PLACES = {
     "raptor.phases.study": ("check_cuts", "study_phases"),
     "raptor.probes": ("probe",),
     "raptor.recipes": ("load_recipe",),
+    "raptor.recurrence.watch": ("Watcher", "watch"),
     "raptor.phases.similarity": ("measure_similarity",),
     "raptor.surrogate.at_speed": ("at_speed",),
     "raptor.surrogate.surrogate": ("block_parameters", "make_surrogate"),

@@ -275,6 +275,7 @@ class Recipe(Config):
         "lam_until",
         "cosine",
         "head_weight",
+        "hand_over",
         "crop_scale",
         "epoch_images",
         "stage1_share",
@@ -325,6 +326,9 @@ class Recipe(Config):
     head_weight: Weight = _entry(0.0)
     """weight in stage 2 of KL(teacher || student) of the head's classes, e.g. .005; needs a head, or labels to fit
     one."""
+    hand_over: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    """share of the steps of stage 2 in which each phase hands over after a random number of its steps, as depth on
+    demand does; with `head_weight` every phase's end is then read by the head. e.g. .25."""
     lam: Annotated[float, Bounds(0, 1)] = _entry(0.5)
     """share of teacher forcing in the loss at the start of stage 1."""
     lam_until: Annotated[float, Bounds(0, endless=True)] = _entry(0.25)
@@ -691,6 +695,102 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
+class OnSurrogate(Opening, OfTeacher, Measuring, GivenHead, Running):
+    """What the commands that use a surrogate as a tool share."""
+
+    title = "tool"
+    POSITIONAL = ("run",)
+
+    run: Model = field(kw_only=False)
+    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
+    out: str | None = None
+    """folder for the result and its figures; by default the run's own."""
+    seed: Seed = 0
+    """of everything that is drawn at random."""
+
+
+@dataclass(kw_only=True)
+class DepthConfig(OnSurrogate):
+    """Depth on demand: what it saves to end phases early, image by image, and what it costs."""
+
+    title = "depth on demand"
+    RARE: ClassVar[tuple[str, ...]] = ("rounds",)
+
+    batch_size: Annotated[int, Bounds(1, 10**6)] | None = None  # type: ignore[assignment]
+    """images per batch, which they leave as their phase ends; by default 8 on a CPU and 256 on a GPU."""
+    exit: list[str] | None = None
+    """rules to try, such as turn<.02, second<.1, entropy<.5, kl<.01 or random<.2; by default each rule with seven
+    thresholds that fit the model."""
+    rounds: Annotated[int, Bounds(1, 100)] = 3
+    """how often each batch is timed; the shortest time counts, because other programs only add to it."""
+
+
+@dataclass(kw_only=True)
+class WatchConfig(OnSurrogate):
+    """Watch a teacher: an image on which its surrogate fails to follow it is unusual."""
+
+    title = "watch"
+    RARE: ClassVar[tuple[str, ...]] = ("attack_steps", "shown")
+
+    calibrate: Data | None = None
+    """usual images, which say what is usual and set the threshold; by default half of the images that --data names."""
+    calibration_images: Number = 1000
+    """how many of them."""
+    unusual: Data | None = None
+    """sets of images that are known to be unusual, by which scores are compared, while those of --data are known to be
+    usual: data, noise, blur, jpeg or contrast of the images of --data (severity as in noise:5), or an attack on them:
+    pgd, and pgd-aware, which knows the watcher."""
+    false_alarms: Annotated[float, Bounds(0, 1, above=True, below=True)] = 0.05
+    """wished share of usual images that are alarms."""
+    attack_eps: Rate = 2.0
+    """largest change of a pixel by an attack, of 255."""
+    attack_steps: Number = 10
+    """gradient steps of an attack."""
+    shown: NumberOrNone = 2
+    """images of each set whose pictures are kept: those with the highest scores."""
+
+
+@dataclass(kw_only=True)
+class EditConfig(OnSurrogate):
+    """Edit the state at the end of a phase, so that an image is taken for another class."""
+
+    title = "edit"
+
+    to: str | None = None
+    """the class, by name or number."""
+    at: int | None = None
+    """the phase, 1 to k; by default each of them."""
+    num_images: Number = 128
+    """how many images are edited."""
+    mean_images: Number = 1000
+    """training images whose states give the means of the classes."""
+
+
+@dataclass(kw_only=True)
+class CorrectConfig(OnSurrogate):
+    """Disturb a state and run further steps of its phase: how much of the lost agreement comes back?"""
+
+    title = "correct"
+
+    at: int | None = None
+    """the phase, 1 to k; by default each of them."""
+    num_images: Number = 256
+    """how many images."""
+    extra: Annotated[int, Bounds(1, 64)] = 8
+    """largest number of further steps."""
+    noise: Weight = 0.3
+    """length of the noise on the state that enters the phase, as a share of each token's norm; 0 leaves it out."""
+    drop: Share = 0.3
+    """share of the patches that are replaced by their mean; 0 leaves this out."""
+    blur: Annotated[int, Bounds(0, 5)] = 3
+    """severity of a blur of the image; 0 leaves it out."""
+    jpeg: Annotated[int, Bounds(0, 5)] = 3
+    """severity of a JPEG compression of the image; 0 leaves it out."""
+    beside: Model | None = None
+    """another surrogate of the same teacher, such as one that was trained with noise."""
+
+
+@dataclass(kw_only=True)
 class ReportConfig(OfTeacher, WeightFile, OnDevice, OnData):
     """One self-contained page of whatever a run folder holds."""
 
@@ -878,6 +978,10 @@ COMMANDS: dict[str, tuple[type[Config], str]] = {
     "head": (HeadConfig, "refit the norm and head of a surrogate to its teacher's outputs"),
     "probe": (ProbeConfig, "linear probes: classify, segment, depth"),
     "dynamics": (DynamicsConfig, "depth as a dynamical system: norms, directions, modes, swaps"),
+    "depth": (DepthConfig, "depth on demand: end phases early, image by image"),
+    "watch": (WatchConfig, "alarms where a surrogate fails to follow its teacher"),
+    "edit": (EditConfig, "edit a state so that an image is taken for another class"),
+    "correct": (CorrectConfig, "further steps of a phase after a disturbance"),
     "report": (ReportConfig, "one interactive page of a run folder"),
     "states": (StatesConfig, "save features of every image, per layer and token group"),
     "show": (ShowConfig, "pictures of one image inside a model: attention, PCA, logit lens, turns"),

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,13 +71,19 @@ class LevinPair(Record):
 
 
 def count_flops(vit: ViT) -> int:
-    """FLOPs of one forward pass on one image, counted while it runs: two per multiply-add.
+    """FLOPs of one forward pass on one image, see `flops_of`."""
+    size = vit.preprocess.size
+    images = torch.zeros(1, 3, size, size, device=vit.device)
+    return flops_of(vit, lambda: vit(images))
+
+
+def flops_of(vit: ViT, run: Callable[[], Any]) -> int:
+    """FLOPs of `run`, which runs the model or a part of it, counted while it runs: two per multiply-add.
 
     Matrix products, convolutions and attention are counted; norms, activations and sums (about 1 %) are not.
     """
-    size = vit.preprocess.size
     with torch.no_grad(), _frozen(vit.model), _plain_kernels(), FlopCounterMode(display=False) as counter:
-        vit(torch.zeros(1, 3, size, size, device=vit.device))
+        run()
     return counter.get_total_flops()
 
 

@@ -14,9 +14,12 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = (
+    "correct",
     "demo",
+    "depth",
     "distill",
     "dynamics",
+    "edit",
     "evaluate",
     "explore",
     "head",
@@ -29,6 +32,7 @@ COMMANDS = (
     "states",
     "study",
     "train_teacher",
+    "watch",
 )
 
 

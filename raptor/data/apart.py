@@ -33,8 +33,10 @@ def describe_images(train: Items, val: Items) -> Described:
     return {part: {"num_images": len(data), "fingerprint": data.fingerprint()} for part, data in parts.items()}
 
 
-def check_apart(train: Items, judged: Items) -> None:
+def check_apart(train: Items, judged: Items, role: str = "training images", remedy: str | None = None) -> None:
     """Raise if half of the judged images, or more, are among those trained on; if there are fewer, say so.
+
+    role, remedy: what the first images are for, and what to do, where it is not training.
 
     A sample of the judged images is looked for: by name if both are drawn; as files, byte for byte, among those of the
     same size; and by their looks, so that a copy that was resized or saved in another format is found too.
@@ -68,11 +70,13 @@ def check_apart(train: Items, judged: Items) -> None:
     row, name = min(pairs.items())
     example = " and ".join(dict.fromkeys([judged.names[row], name]))
     found = (
-        f"{len(pairs)} of {len(rows)} images of {judged.name} that were compared are also in the training "
-        f"images of {train.name} (such as {example})"
+        f"{len(pairs)} of {len(rows)} images of {judged.name} that were compared are also in the {role} "
+        f"of {train.name} (such as {example})"
     )
     if 2 * num_copies < len(rows):
         print(found, file=sys.stderr)
+    elif remedy is not None:
+        raise ValueError(f"{found}: {remedy}")
     elif is_one_set:
         raise ValueError(f"{found}: remove the copies, or judge on others with --val")
     else:

@@ -100,7 +100,9 @@ def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[i
     layers = list(range(first, min(last, first + count - 1) + 1))
     num_again = max(0, count - num)
     if vit.phases is None:
-        layers += range(last - num_again + 1, last + 1)
+        # More further steps than the phase has blocks go round it again, not into the phase before.
+        layers += range(last - num_again % num + 1, last + 1)
+        layers += list(range(first, last + 1)) * (num_again // num)
     else:
         layers += [last] * num_again
     return list(zip(layers, layers))

@@ -114,7 +114,7 @@ def compare_tangents(
         vits["surrogate"] = surrogate
     notes = []
     try:
-        vits["twin"] = _untrained(teacher, surrogate, seed)
+        vits["twin"] = untrained_like(teacher, surrogate, seed)
     except ValueError as error:
         notes.append(f"no untrained twin: {error}")
     bar = Progress("stability of " + ", ".join(vits), NUM_MEASURES * len(vits), "measures")
@@ -132,8 +132,8 @@ def compare_tangents(
     return sides, notes
 
 
-def _untrained(teacher: ViT, surrogate: ViT | None, seed: int) -> ViT:
-    """The teacher with random weights, or the same kind of surrogate of it."""
+def untrained_like(teacher: ViT, surrogate: ViT | None, seed: int) -> ViT:
+    """The teacher with random weights, or the same kind of surrogate of that."""
     twin = untrained_twin(teacher, seed)
     if surrogate is None:
         return twin

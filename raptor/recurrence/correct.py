@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,22 +19,24 @@ from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
 from raptor.phases.cut import check_phases
-from raptor.recurrence.rules import Logits
+from raptor.recurrence.job import ToolFile
+from raptor.streaming import Record
+from raptor.vit.exits import ReadOut
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import Context, ViT
+from raptor.vit.view import ViT
 
 MAX_EXTRA = 8
-DISTURBANCES = ("noise", "dropped patches")
+NOISE = "noise"
+DROP = "dropped patches"
 
 
 @dataclass(frozen=True)
-class Correction:
+class Correction(Record):
     """How much of the agreement lost to a disturbance comes back after further steps.
 
     Attributes:
         agreement: with the classes of the clean image at the usual depth, by the number of extra steps (0..E).
         agreement_clean: the same without the disturbance: what the extra steps themselves cost.
-        recovered: share of the lost agreement that came back, by the number of extra steps; None if nothing was lost.
     """
 
     disturbance: str
@@ -44,31 +48,74 @@ class Correction:
 
     @property
     def recovered(self) -> list[float] | None:
+        """Share of the lost agreement that came back, by the number of extra steps; None if nothing was lost."""
         lost = 1 - self.agreement[0]
         if lost <= 0:
             return None
         return [(kept - self.agreement[0]) / lost for kept in self.agreement]
 
 
+@dataclass
+class CorrectFile(ToolFile):
+    """correct.json: what further steps of each phase bring back, by model: surrogate, teacher, untrained twin."""
+
+    FILE: ClassVar[str] = "correct.json"
+
+    sides: dict[str, list[Correction]]
+    notes: list[str]
+
+
+def correct_findings(sides: dict[str, list[Correction]]) -> list[str]:
+    """For each model and disturbance, the most that further steps of any phase bring back."""
+    found = []
+    for side, corrections in sides.items():
+        kinds = dict.fromkeys((one.disturbance, one.size) for one in corrections)
+        for disturbance, size in kinds:
+            own = [one for one in corrections if (one.disturbance, one.size) == (disturbance, size)]
+            name = f"{side}, {disturbance} {size:g}"
+            hurt = [(one.recovered, one) for one in own if one.recovered is not None]
+            if not hurt:
+                found.append(f"{name}: no agreement is lost")
+                continue
+            shares, best = max(hurt, key=lambda pair: max(pair[0][1:]))
+            most = max(shares[1:])
+            found.append(
+                f"{name}: at best {most:+.0%} of the lost agreement comes back ({1 - best.agreement[0]:.1%} was lost, "
+                f"phase {best.phase}, {shares.index(most, 1)} further steps)"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What is done to the state that enters a phase.
+
+    Attributes:
+        name, size: `noise` adds a random direction of `size` times each token's norm; `dropped patches` sets a share
+            `size` of the patches to the mean patch of the image. With `batches` they only say what was done.
+        batches: the same images in the same batches, disturbed themselves, such as blurred.
+    """
+
+    name: str
+    size: float
+    batches: Iterable[Batch] | None = None
+
+
 @torch.no_grad()
-def measure_correction(
+def measure_corrections(
     vit: ViT,
     batches: Iterable[Batch],
     phase: int,
-    disturbance: str = "noise",
-    size: float = 0.3,
+    disturbances: Sequence[Disturbance],
     max_extra: int = MAX_EXTRA,
     phases: Sequence[int] | None = None,
-    logits: Logits | None = None,
+    logits: ReadOut | None = None,
     precision: str = "fp32",
     seed: int = 0,
-) -> Correction:
+) -> list[Correction]:
     """Disturb the state that enters a phase (1..k), run 0 to `max_extra` further steps of the phase, then the rest.
 
-    Args:
-        disturbance: `noise` adds a random direction of `size` times each token's norm; `dropped patches` sets a share
-            `size` of the patches to the mean patch of the image.
-        phases: lengths of the phases, needed for a teacher; by default those of the surrogate.
+    phases: lengths of the phases, needed for a teacher; by default those of the surrogate.
     """
     lengths = vit.phases if phases is None else phases
     if lengths is None:
@@ -79,42 +126,50 @@ def measure_correction(
     if max_extra < 0:
         raise ValueError(f"the number of further steps must be at least 0, got {max_extra}")
     logits = logits or vit.finish
-    generator = torch.Generator().manual_seed(seed)
-    num_kept = torch.zeros(2, max_extra + 1, dtype=torch.long)
-    num_images = 0
     first, last = found.spans[phase - 1]
-    plans = [repetition_plan(vit, (first, last), last - first + 1 + extra) for extra in range(max_extra + 1)]
-    for batch in batches:
+    length = last - first + 1
+    plans = [repetition_plan(vit, (first, last), length + extra)[length:] for extra in range(max_extra + 1)]
+    generators = [torch.Generator().manual_seed(seed) for _ in disturbances]
+    others = [repeat(None) if one.batches is None else one.batches for one in disturbances]
+    num_kept = torch.zeros(1 + len(disturbances), max_extra + 1, dtype=torch.long)
+    num_images = 0
+    for batch, *changed in zip(batches, *others):
         with autocast(precision, vit.device):
             a_0_btd, context = vit.embed(batch.images.to(vit.device))
             entry_btd = vit.unroll(a_0_btd, context, stop=first - 1)[-1]
-            clean_b = logits(vit.unroll(entry_btd, context, start=first - 1)[-1]).argmax(-1)
-            disturbed_btd = disturb(vit, entry_btd, disturbance, size, generator)
-            for row, state_btd in enumerate((disturbed_btd, entry_btd)):
+            entries = [entry_btd]
+            for one, other, generator in zip(disturbances, changed, generators):
+                if other is None:
+                    entries.append(disturb(vit, entry_btd, one.name, one.size, generator))
+                else:
+                    b_0_btd, _ = vit.embed(other.images.to(vit.device))
+                    entries.append(vit.unroll(b_0_btd, context, stop=first - 1)[-1])
+            for row, start_btd in enumerate(entries):
+                ended_btd = vit.unroll(start_btd, context, start=first - 1, stop=last)[-1]
                 for extra, plan in enumerate(plans):
-                    class_b = _class_after(vit, state_btd, context, plan, last, logits)
+                    left_btd = run_blocks(vit, ended_btd, context, plan)
+                    class_b = logits(vit.unroll(left_btd, context, start=last)[-1]).argmax(-1)
+                    if row == 0 and extra == 0:
+                        clean_b = class_b
                     num_kept[row, extra] += (class_b == clean_b).sum().cpu()
         num_images += len(clean_b)
     if num_images == 0:
         raise ValueError("there are no images to correct: check --data")
-    agreement, agreement_clean = (num_kept.double() / num_images).tolist()
-    return Correction(disturbance, size, phase, agreement, agreement_clean, num_images)
-
-
-def _class_after(
-    vit: ViT, state_btd: Tensor, context: Context, plan: list[tuple[int, int]], last: int, logits: Logits
-) -> Tensor:
-    out_btd = run_blocks(vit, state_btd, context, plan)
-    return logits(vit.unroll(out_btd, context, start=last)[-1]).argmax(-1)
+    clean, *agreements = (num_kept.double() / num_images).tolist()
+    corrections = []
+    for one, agreement in zip(disturbances, agreements):
+        corrections.append(Correction(one.name, one.size, phase, agreement, clean, num_images))
+    return corrections
 
 
 def disturb(vit: ViT, x_btd: Tensor, disturbance: str, size: float, generator: torch.Generator) -> Tensor:
     """A disturbed copy of a state."""
-    if disturbance not in DISTURBANCES:
-        raise ValueError(f"unknown disturbance {disturbance!r}: choose from {', '.join(DISTURBANCES)}")
-    if not 0 <= size <= (1 if disturbance == "dropped patches" else float("inf")):
+    if disturbance not in (NOISE, DROP):
+        raise ValueError(f"unknown disturbance {disturbance!r}: choose from {NOISE}, {DROP}")
+    largest = 1.0 if disturbance == DROP else float("inf")
+    if not 0 <= size <= largest:
         raise ValueError(f"a disturbance of size {size:g} is not possible: give a share of at least 0")
-    if disturbance == "noise":
+    if disturbance == NOISE:
         direction_btd = torch.randn(x_btd.shape, generator=generator).to(x_btd)
         direction_btd = direction_btd / direction_btd.norm(dim=-1, keepdim=True)
         return x_btd + size * x_btd.norm(dim=-1, keepdim=True) * direction_btd

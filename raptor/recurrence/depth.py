@@ -1,207 +1,202 @@
-"""Depth on demand: each image takes as many steps of each phase as its rule asks for.
+"""What depth on demand saves and what it costs: milliseconds and FLOPs against agreement and accuracy.
 
-Images whose phase ends leave the batch, so that time is really saved, and wait for the others at the start of the next
-phase. The same function runs a surrogate and its teacher: for a teacher the remaining blocks of a phase are left out.
+The surrogate and its teacher run under the same rules (`raptor.vit.exits`), and beside them two null models: phases
+that end at random, and phases that are shorter for all images. All of them take turns on each batch, so that a machine
+that slows down does so for all.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from raptor.certificate.complexity import count_flops, flops_of
+from raptor.certificate.heads import Head
 from raptor.data.stream import Batch
-from raptor.phases.cut import check_phases
-from raptor.recurrence.rules import Logits, Rule
+from raptor.phases.cut import Phases
+from raptor.recurrence.job import ToolFile, read_out_of
+from raptor.streaming import Record
+from raptor.vit.exits import RULES, FixedLengths, Measured, RandomSkip, ReadOut, Rule, make_rule
+from raptor.vit.on_demand import OnDemand, run_on_demand
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import Context, ViT
+from raptor.vit.view import ViT
+
+FULL = "full depth"
+NULLS = ("random", "shorter")
+ALLOWED_LOSS = 0.01
+QUANTILES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
+"""The thresholds of a rule are these quantiles of its own values, so that they fit any model."""
+_PROBABILITIES = (0.05, 0.1, 0.2, 0.3, 0.5)
+_SHARES = (0.9, 0.75, 0.6, 0.5, 0.4)  # of each phase that a shorter schedule keeps
 
 
 @dataclass(frozen=True)
-class DepthRun:
-    """The last states of a batch, and how many blocks each image passed.
-
-    Attributes:
-        state_btd: the state that left the last phase.
-        num_blocks_bk: blocks that each image passed in each phase.
-    """
-
-    state_btd: Tensor
-    num_blocks_bk: Tensor
-
-    @property
-    def num_blocks_b(self) -> Tensor:
-        return self.num_blocks_bk.sum(-1)
-
-
-@torch.no_grad()
-def run_on_demand(vit: ViT, images: Tensor, rule: Rule, phases: Sequence[int] | None = None) -> DepthRun:
-    """Run `images` (B, 3, H, W) through the phases, each image for as many steps as the rule asks for.
-
-    phases: lengths of the phases, needed for a teacher; by default those of the surrogate.
-    """
-    lengths = vit.phases if phases is None else phases
-    if lengths is None:
-        raise ValueError(f"{vit.name} is not a surrogate: say where its phases are with phases=")
-    found = check_phases(vit, lengths)
-    x_btd, context = vit.embed(images)
-    context_of = PerImageContext(vit, images, context)
-    num_blocks_bk = torch.zeros(len(images), found.k, dtype=torch.long, device=x_btd.device)
-    for phase, (first, last) in enumerate(found.spans):
-        x_btd = _run_phase(vit, x_btd, context_of, rule, phase, first, last, num_blocks_bk)
-    return DepthRun(x_btd, num_blocks_bk)
-
-
-def _run_phase(
-    vit: ViT,
-    x_btd: Tensor,
-    context_of: PerImageContext,
-    rule: Rule,
-    phase: int,
-    first: int,
-    last: int,
-    num_blocks_bk: Tensor,
-) -> Tensor:
-    """The states that leave a phase; counts the blocks of each image in `num_blocks_bk`."""
-    rows = torch.arange(len(x_btd), device=x_btd.device)
-    before_btd = x_btd
-    left_btd = x_btd.clone()
-    rule.begin(phase, len(rows))
-    for layer in range(first, last + 1):
-        after_btd = vit.step(layer, before_btd, context_of.rows(rows))
-        left_btd[rows] = after_btd.to(left_btd.dtype)
-        num_blocks_bk[rows, phase] += 1
-        if layer == last:
-            break
-        # The host has to know which images go on: their number is the size of the next batch.
-        staying = (~rule.fires(before_btd, after_btd, layer - first + 1)).nonzero().flatten()
-        if len(staying) == 0:
-            break
-        rule.keep(staying)
-        rows = rows[staying]
-        before_btd = after_btd[staying]
-    return left_btd
-
-
-class PerImageContext:
-    """What the model passes to its blocks, for some of the images of a batch.
-
-    Masks or positions may differ between images. A tensor has a row for each image if its first dimension is the size
-    of the batch and is 1 for a batch of one image.
-    """
-
-    def __init__(self, vit: ViT, images: Tensor, context: Context):
-        self._leaves, self._structure = tree_flatten(context.calls)
-        self._num_images = len(images)
-        self._whole = context
-        self._per_image = [False] * len(self._leaves)
-        if len(images) > 1:
-            _, of_one = vit.embed(images[:1])
-            for place, (leaf, single) in enumerate(zip(self._leaves, tree_flatten(of_one.calls)[0])):
-                self._per_image[place] = _is_per_image(leaf, single, len(images))
-
-    def rows(self, rows: Tensor) -> Context:
-        """The context of the images `rows`."""
-        if len(rows) == self._num_images or not any(self._per_image):
-            return self._whole
-        leaves: list[Any] = []
-        for leaf, is_per_image in zip(self._leaves, self._per_image):
-            leaves.append(leaf[rows.to(leaf.device)] if is_per_image else leaf)
-        return Context(tree_unflatten(leaves, self._structure))
-
-
-def _is_per_image(leaf: Any, single: Any, num_images: int) -> bool:
-    if not isinstance(leaf, Tensor) or not isinstance(single, Tensor) or leaf.ndim == 0:
-        return False
-    return leaf.shape[0] == num_images and single.shape[0] == 1 and leaf.shape[1:] == single.shape[1:]
-
-
-@dataclass(frozen=True)
-class DepthPoint:
+class DepthPoint(Record):
     """One rule on one model: what it saves and what it costs.
 
     Attributes:
-        blocks: mean share of the blocks that an image passed; also the share of the FLOPs of the blocks.
-        milliseconds: per image, with the rule and the regrouping of images.
-        agreement: share of images with the class that the reference gives.
+        family: the rule without its threshold: one of `RULES`, `random`, `shorter` or `full depth`.
+        blocks: mean share of the blocks that an image passed.
+        gflops: per image, counted, with the embedding, the head and all read-outs of the rule.
+        milliseconds: per image, with the rule and the regrouping of images; `full depth` is the plain forward pass.
+        speedup: images per second, relative to full depth of the same model.
+        agreement: share of images with the class of the teacher at full depth.
+        lost: agreement of full depth of the same model less this one, with its 95 % interval from paired images.
         accuracy: share of labelled images that are right, None without labels.
     """
 
     rule: str
+    family: str
     blocks: float
+    gflops: float
     milliseconds: float
+    speedup: float
     agreement: float
+    lost: float
+    lost_interval: tuple[float, float]
     accuracy: float | None
     num_images: int
 
 
-def measure_depth(
-    vit: ViT,
-    reference: ViT,
-    batches: Iterable[Batch],
-    rules: dict[str, Rule],
-    logits: Logits | None = None,
-    reference_logits: Logits | None = None,
-    phases: Sequence[int] | None = None,
-    precision: str = "fp32",
-) -> list[DepthPoint]:
-    """Run every rule over a stream of images and compare the classes with those of `reference` at full depth.
+@dataclass
+class DepthFile(ToolFile):
+    """depth.json: every rule on the surrogate and on its teacher."""
 
-    Args:
-        rules: by the name that the result gives them; `Rule()` is full depth.
-        logits, reference_logits: class scores of a last state; by default the models' own heads.
-    """
-    logits = logits or vit.finish
-    reference_logits = reference_logits or reference.finish
-    totals = {name: _Total() for name in rules}
-    for batch in batches:
-        images = batch.images.to(vit.device)
-        with torch.no_grad(), autocast(precision, vit.device):
-            wanted_b = reference_logits(reference.record(images)[0][-1]).argmax(-1)
-        for name, rule in rules.items():
-            started = _now(vit.device)
-            with torch.no_grad(), autocast(precision, vit.device):
-                run = run_on_demand(vit, images, rule, phases)
-                class_b = logits(run.state_btd).argmax(-1)
-            totals[name].add(run, class_b, wanted_b, batch.labels, _now(vit.device) - started)
-    return [total.point(name, vit.num_layers) for name, total in totals.items()]
+    FILE: ClassVar[str] = "depth.json"
+
+    batch_size: int
+    num_threads: int
+    surrogate: list[DepthPoint]
+    teacher: list[DepthPoint]
+
+    def sides(self) -> dict[str, list[DepthPoint]]:
+        return {"surrogate": self.surrogate, "teacher": self.teacher}
 
 
 @dataclass
-class _Total:
-    """Sums over images of one rule."""
+class Side:
+    """One model and the rules that are tried on it, by the names that the result gives them.
 
-    num_images: int = 0
-    num_blocks: int = 0
-    seconds: float = 0.0
-    num_agreeing: int = 0
-    num_labelled: int = 0
-    num_right: int = 0
+    phases: of the model; a teacher has those of its surrogate.
+    """
 
-    def add(self, run: DepthRun, class_b: Tensor, wanted_b: Tensor, labels_b: Tensor | None, seconds: float) -> None:
-        self.num_images += len(class_b)
-        self.num_blocks += int(run.num_blocks_bk.sum())
-        self.seconds += seconds
-        self.num_agreeing += int((class_b == wanted_b).sum())
-        if labels_b is not None:
-            self.num_labelled += len(class_b)
-            self.num_right += int((class_b == labels_b.to(class_b.device)).sum())
+    vit: ViT
+    head: Head
+    phases: Phases
+    rules: dict[str, Rule] = field(default_factory=dict)
 
-    def point(self, name: str, num_layers: int) -> DepthPoint:
-        accuracy = self.num_right / self.num_labelled if self.num_labelled else None
-        return DepthPoint(
-            rule=name,
-            blocks=self.num_blocks / (self.num_images * num_layers),
-            milliseconds=1000 * self.seconds / self.num_images,
-            agreement=self.num_agreeing / self.num_images,
-            accuracy=accuracy,
-            num_images=self.num_images,
-        )
+    @property
+    def read_out(self) -> ReadOut:
+        return read_out_of(self.head, self.vit)
+
+
+@torch.no_grad()
+def fitting_rules(side: Side, batches: Iterable[Batch], seed: int = 0) -> dict[str, Rule]:
+    """Each rule with thresholds that fit the model, and the null models.
+
+    batches: other images than those that are judged, so that no threshold knows them.
+    """
+    kept = list(batches)
+    found: dict[str, Rule] = {}
+    for name in RULES:
+        listener = _Listener(make_rule(name, math.inf, side.vit.groups, side.read_out))
+        for batch in kept:
+            run_on_demand(side.vit, batch.images, listener, side.phases, side.read_out)
+        for threshold in listener.quantiles():
+            # A threshold of 0 never fires: the states of this phase do not change.
+            if threshold > 0:
+                found[f"{name}<{threshold:.3g}"] = make_rule(name, threshold, side.vit.groups, side.read_out)
+    for probability in _PROBABILITIES:
+        found[f"random<{probability:g}"] = RandomSkip(probability, seed)
+    for share in _SHARES:
+        lengths = [max(1, round(share * length)) for length in side.phases]
+        if lengths != list(side.phases):
+            found["shorter " + "|".join(map(str, lengths))] = FixedLengths(lengths)
+    return found
+
+
+class _Listener(Rule):
+    """Never fires, and keeps the values of a rule at full depth."""
+
+    def __init__(self, rule: Measured):
+        self.rule = rule
+        self._values: list[Tensor] = []
+
+    def begin(self, phase: int) -> None:
+        self.rule.begin(phase)
+
+    def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
+        self._values.append(self.rule.value(before_btd, after_btd).double().cpu())
+        return super().fires(before_btd, after_btd, num_steps)
+
+    def quantiles(self) -> list[float]:
+        """Empty where every phase has one step, or too few for this rule."""
+        values = torch.cat([*self._values, torch.empty(0, dtype=torch.float64)])
+        values = values[values.isfinite()]
+        if len(values) == 0:
+            return []
+        return values.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+
+
+def measure_depth(
+    sides: dict[str, Side],
+    reference: Side,
+    batches: Iterable[Batch],
+    precision: str = "fp32",
+    rounds: int = 1,
+) -> dict[str, list[DepthPoint]]:
+    """Run every rule of each side over a stream of images; full depth comes first.
+
+    Args:
+        reference: whose classes at full depth are agreed with.
+        rounds: how often each batch is timed; the shortest time counts.
+    """
+    totals = {name: {rule: _Total() for rule in (FULL, *side.rules)} for name, side in sides.items()}
+    is_warm = False
+    for batch in batches:
+        with autocast(precision, batch.images.device):
+            wanted_b = _run(reference, FULL, batch.images).output.argmax(-1)
+            if not is_warm:
+                # The first calls choose kernels and allocate memory.
+                for side in sides.values():
+                    _run(side, FULL, batch.images)
+                is_warm = True
+            for name, side in sides.items():
+                for rule, total in totals[name].items():
+                    total.add(*_timed_run(side, rule, batch.images, rounds), wanted_b, batch.labels)
+    found = {}
+    for name, side in sides.items():
+        costs = _Costs.of(side)
+        full = totals[name][FULL]
+        found[name] = [total.point(rule, costs, full) for rule, total in totals[name].items()]
+    return found
+
+
+@torch.no_grad()
+def _run(side: Side, rule: str, images: Tensor) -> OnDemand:
+    """A batch under a rule; at full depth the plain forward pass, as anybody would run it."""
+    if rule != FULL:
+        return run_on_demand(side.vit, images, side.rules[rule], side.phases, side.read_out)
+    states, output = side.vit.record(images)
+    num_blocks_bk = torch.tensor(list(side.phases), device=images.device).expand(len(images), -1)
+    return OnDemand(side.head.logits(side.vit, states[-1], output), states[-1], num_blocks_bk, 0)
+
+
+def _timed_run(side: Side, rule: str, images: Tensor, rounds: int) -> tuple[OnDemand, float]:
+    """What a rule gives, and the shortest time that it took."""
+    seconds = math.inf
+    for _ in range(rounds):
+        started = _now(images.device)
+        run = _run(side, rule, images)
+        seconds = min(seconds, _now(images.device) - started)
+    return run, seconds
 
 
 def _now(device: torch.device) -> float:
@@ -209,3 +204,100 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """FLOPs of one image: of a whole forward pass, and of its parts; `block_k` of one block of each phase."""
+
+    whole: int
+    embedding: int
+    read_out: int
+    block_k: Tensor
+
+    @classmethod
+    def of(cls, side: Side) -> _Costs:
+        vit = side.vit
+        size = vit.preprocess.size
+        images = torch.zeros(1, 3, size, size, device=vit.device)
+        with torch.no_grad():
+            x_btd, context = vit.embed(images)
+        blocks = []
+        for first, _ in side.phases.spans:
+            blocks.append(flops_of(vit, partial(vit.step, first, x_btd, context)))
+        return cls(
+            whole=count_flops(vit),
+            embedding=flops_of(vit, lambda: vit.embed(images)),
+            read_out=flops_of(vit, lambda: side.read_out(x_btd)),
+            block_k=torch.tensor(blocks),
+        )
+
+
+@dataclass
+class _Total:
+    """Sums over images of one rule."""
+
+    seconds: float = 0.0
+    num_read_outs: int = 0
+    num_blocks: list[Tensor] = field(default_factory=list)
+    agrees: list[Tensor] = field(default_factory=list)
+    is_right: list[Tensor] = field(default_factory=list)
+
+    def add(self, run: OnDemand, seconds: float, wanted_b: Tensor, labels_b: Tensor | None) -> None:
+        class_b = run.output.argmax(-1)
+        self.seconds += seconds
+        self.num_read_outs += run.num_read_outs
+        self.num_blocks.append(run.num_blocks_bk.cpu())
+        self.agrees.append((class_b == wanted_b).double().cpu())
+        if labels_b is not None:
+            self.is_right.append((class_b == labels_b.to(class_b.device)).double().cpu())
+
+    def point(self, rule: str, costs: _Costs, full: _Total) -> DepthPoint:
+        agrees_n = torch.cat(self.agrees)
+        num_images = len(agrees_n)
+        num_blocks_nk = torch.cat(self.num_blocks)
+        flops = float(costs.whole)
+        if self is not full:
+            # The classes themselves are read out once for each image.
+            num_read_outs = 1 + self.num_read_outs / num_images
+            blocks = float((num_blocks_nk.double().mean(0) * costs.block_k).sum())
+            flops = costs.embedding + blocks + num_read_outs * costs.read_out
+        # Both were measured on the same images, so the interval is of the differences.
+        lost_n = torch.cat(full.agrees) - agrees_n
+        margin = float(1.96 * lost_n.std() / math.sqrt(num_images))
+        lost = float(lost_n.mean())
+        return DepthPoint(
+            rule=rule,
+            family=FULL if self is full else rule.replace("<", " ").split()[0],
+            blocks=float(num_blocks_nk.sum() / torch.cat(full.num_blocks).sum()),
+            gflops=flops / 1e9,
+            milliseconds=1000 * self.seconds / num_images,
+            speedup=full.seconds / self.seconds,
+            agreement=float(agrees_n.mean()),
+            lost=lost,
+            lost_interval=(lost - margin, lost + margin),
+            accuracy=float(torch.cat(self.is_right).mean()) if self.is_right else None,
+            num_images=num_images,
+        )
+
+
+def depth_findings(sides: dict[str, list[DepthPoint]]) -> list[str]:
+    """For each side, what the rules gain for one point of agreement, and what the null models gain for it."""
+    found = []
+    for name, points in sides.items():
+        full = next(point for point in points if point.family == FULL)
+        allowed = [point for point in points if point.lost <= ALLOWED_LOSS and point.family != FULL]
+        rules = [point for point in allowed if point.family not in NULLS]
+        nulls = [point for point in allowed if point.family in NULLS]
+        found.append(
+            f"{name}: at most one point of its {full.agreement:.1%} agreement is lost with {_best(rules)}, and of the "
+            f"null models with {_best(nulls)}"
+        )
+    return found
+
+
+def _best(points: list[DepthPoint]) -> str:
+    if not points:
+        return "none"
+    best = max(points, key=lambda point: point.speedup)
+    return f"{best.rule} ({best.speedup:.2f} times the throughput, {best.blocks:.0%} of the blocks)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +19,21 @@ from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
 from raptor.phases.cut import check_phases
-from raptor.recurrence.rules import Logits
+from raptor.recurrence.job import ToolFile
+from raptor.streaming import Record
+from raptor.vit.exits import ReadOut
 from raptor.vit.groups import TokenGroups
 from raptor.vit.view import Context, ViT
 
 LARGEST_STEP = 4.0
-NUM_STEPS = 16
-NUM_BISECTIONS = 6
+_NUM_STEPS = 16
+_NUM_BISECTIONS = 6
 FURTHER_STEPS = 4
+_COLUMNS = ("step", "relative_norm", "stays", "random", "at_the_end", "gradient", "other_classes", "patches")
 
 
 @dataclass(frozen=True)
-class EditResult:
+class EditResult(Record):
     """What an edit towards one class does to images of other classes, averaged over images.
 
     Attributes:
@@ -58,9 +62,46 @@ class EditResult:
     num_images: int
 
 
+@dataclass
+class EditFile(ToolFile):
+    """edit.json: edits towards one class at the end of each phase, of a surrogate and of its teacher.
+
+    Attributes:
+        to, class_name: the class, by number and by name.
+        num_means: training images that the means of the classes are of.
+    """
+
+    FILE: ClassVar[str] = "edit.json"
+
+    to: int
+    class_name: str
+    num_means: int
+    surrogate: list[EditResult]
+    teacher: list[EditResult]
+
+    def sides(self) -> dict[str, list[EditResult]]:
+        return {"surrogate": self.surrogate, "teacher": self.teacher}
+
+
+def edit_findings(sides: dict[str, list[EditResult]]) -> list[str]:
+    """A sentence for each model and phase."""
+    found = []
+    for side, results in sides.items():
+        for one in results:
+            text = f"{side}, end of phase {one.phase}: {one.flipped:.0%} of {one.num_images} images flip"
+            if one.step is not None:
+                text += (
+                    f", by {one.step:.2f} differences of class means ({one.random:.0%} by a random direction, "
+                    f"{one.at_the_end:.0%} by the same step at the last layer, {one.gradient:.0%} along the head's "
+                    f"gradient); {one.stays:.0%} of them stay for {FURTHER_STEPS} further steps"
+                )
+            found.append(text)
+    return found
+
+
 @torch.no_grad()
 def class_means(
-    vit: ViT, batches: Iterable[Batch], layers: Sequence[int], logits: Logits | None = None
+    vit: ViT, batches: Iterable[Batch], layers: Sequence[int], logits: ReadOut | None = None
 ) -> dict[int, Tensor]:
     """Mean state of each class at some layers, (C, G, D): one mean for each token group that the model has.
 
@@ -89,14 +130,14 @@ def _group_means(x_btd: Tensor, groups: TokenGroups) -> Tensor:
     return torch.stack([x_btd[:, where].mean(1) for _, where in groups.present()], dim=1)
 
 
-def edit(
+def measure_edit(
     vit: ViT,
     batches: Iterable[Batch],
     means: dict[int, Tensor],
     to: int,
     phase: int,
     phases: Sequence[int] | None = None,
-    logits: Logits | None = None,
+    logits: ReadOut | None = None,
     seed: int = 0,
 ) -> EditResult:
     """Edit the state that leaves a phase (1..k) of every image that is not of the class `to` already.
@@ -131,7 +172,7 @@ class _Editor:
         to: int,
         layer: int,
         last_span: tuple[int, int],
-        logits: Logits,
+        logits: ReadOut,
         seed: int,
     ):
         self.vit = vit
@@ -173,23 +214,28 @@ class _Editor:
         class_b: Tensor,
         context: Context,
     ) -> Tensor:
-        """Columns: step, relative norm, stays, random, at the end, gradient, other classes, patches."""
+        """For each image a row in the order of `_COLUMNS`."""
+        gradient_btd = self._gradient(state_btd, class_b, context)
+        patches = self.vit.groups.slice("patches")
         with torch.no_grad():
             edited_btd = self._rest(state_btd + change_btd, context)
-            relative_b = change_btd.flatten(1).norm(dim=1) / state_btd.flatten(1).norm(dim=1)
             further_btd = run_blocks(self.vit, edited_btd, context, self._further)
             noise_btd = torch.randn(change_btd.shape, generator=self._generator).to(change_btd)
             random_btd = self._rest(state_btd + _with_norm_of(noise_btd, change_btd), context)
-            at_end_btd = last_btd + step_b[:, None, None] * self._direction(class_b, self.vit.num_layers, last_btd)
-            patches = self.vit.groups.slice("patches")
-            difference_b = (edited_btd - last_btd)[:, patches].flatten(1).norm(dim=1)
-            patches_b = difference_b / last_btd[:, patches].flatten(1).norm(dim=1)
-            other_b = self._other_classes(last_btd, edited_btd, class_b)
-        gradient_btd = self._gradient(state_btd, class_b, context)
-        with torch.no_grad():
             along_btd = self._rest(state_btd + _with_norm_of(gradient_btd, change_btd), context)
-            hits = [self._is_flipped(x) for x in (further_btd, random_btd, at_end_btd.nan_to_num(), along_btd)]
-        return torch.stack([step_b, relative_b, *(hit.to(step_b) for hit in hits), other_b, patches_b], dim=1)
+            at_end_btd = last_btd + step_b[:, None, None] * self._direction(class_b, self.vit.num_layers, last_btd)
+            columns = [
+                step_b,
+                change_btd.flatten(1).norm(dim=1) / state_btd.flatten(1).norm(dim=1),
+                self._is_flipped(further_btd),
+                self._is_flipped(random_btd),
+                self._is_flipped(at_end_btd.nan_to_num()),
+                self._is_flipped(along_btd),
+                self._other_classes(last_btd, edited_btd, class_b),
+                (edited_btd - last_btd)[:, patches].flatten(1).norm(dim=1)
+                / last_btd[:, patches].flatten(1).norm(dim=1),
+            ]
+        return torch.stack([column.to(step_b) for column in columns], dim=1)
 
     def _rest(self, state_btd: Tensor, context: Context) -> Tensor:
         return self.vit.unroll(state_btd, context, start=self.layer)[-1]
@@ -212,12 +258,12 @@ class _Editor:
         num_images = len(state_btd)
         low_b = torch.zeros(num_images, device=state_btd.device)
         high_b = torch.full_like(low_b, torch.inf)
-        for step in torch.linspace(0, LARGEST_STEP, NUM_STEPS + 1)[1:].tolist():
+        for step in torch.linspace(0, LARGEST_STEP, _NUM_STEPS + 1)[1:].tolist():
             flips_b = self._is_flipped(self._rest(state_btd + step * direction_btd, context))
             is_first_b = flips_b & high_b.isinf()
             high_b = torch.where(is_first_b, step, high_b)
             low_b = torch.where(high_b.isinf(), step, low_b)
-        for _ in range(NUM_BISECTIONS):
+        for _ in range(_NUM_BISECTIONS):
             middle_b = torch.where(high_b.isinf(), 0.0, (low_b + high_b) / 2)
             flips_b = self._is_flipped(self._rest(state_btd + middle_b[:, None, None] * direction_btd, context))
             high_b = torch.where(flips_b & high_b.isfinite(), middle_b, high_b)
@@ -241,19 +287,17 @@ class _Editor:
         if bool(hidden.all()):
             return torch.zeros(len(class_b), device=class_b.device)
         # Far below every score, but finite: 0 * inf would be NaN.
-        log_p_bc, log_q_bc = (
-            self.logits(x).float().masked_fill(hidden, -1e4).log_softmax(-1) for x in (before_btd, after_btd)
-        )
+        log_p_bc = self.logits(before_btd).float().masked_fill(hidden, -1e4).log_softmax(-1)
+        log_q_bc = self.logits(after_btd).float().masked_fill(hidden, -1e4).log_softmax(-1)
         return (log_p_bc.exp() * (log_p_bc - log_q_bc)).sum(-1)
 
     def result(self, phase: int) -> EditResult:
         if self._num_images == 0:
             raise ValueError(f"every image is of class {self.to} already, or of a class without a mean: give others")
         rows = torch.cat(self._rows)
-        names = ("step", "relative_norm", "stays", "random", "at_the_end", "gradient", "other_classes", "patches")
-        means: dict[str, float | None] = dict.fromkeys(names)
+        means: dict[str, float | None] = dict.fromkeys(_COLUMNS)
         if len(rows):
-            means = dict(zip(names, rows.mean(0).tolist()))
+            means = dict(zip(_COLUMNS, rows.mean(0).tolist()))
         flipped = len(rows) / self._num_images
         return EditResult(to=self.to, phase=phase, flipped=flipped, num_images=self._num_images, **means)
 

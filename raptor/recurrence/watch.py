@@ -3,34 +3,33 @@
 The score of an image is the largest standardised discrepancy `|a_l - ã_l|` over layers and token groups. The images
 that the watcher is calibrated on are used in two halves: one says what is usual at each layer, the other sets the
 threshold, so that the promised share of false alarms holds for any number of images (split conformal prediction).
-
-`baseline_scores` are the scores that need no surrogate. No claim about the watcher stands without them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raptor.data.stream import Batch
-from raptor.recurrence.rules import Logits
+from raptor.recurrence.detection import Baselines, Detection, detection
+from raptor.recurrence.job import ToolFile
+from raptor.streaming import Record
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
-MAD_OF_NORMAL = 1.4826
-"""The standard deviation of a normal distribution in units of its median absolute deviation."""
-NUM_NEIGHBOURS = 10
-ENERGY_TEMPERATURE = 1.0
+WATCHER = "surrogate"
+"""The watcher's name among the scores."""
+_MAD_OF_NORMAL = 1.4826  # a standard deviation of a normal distribution in median absolute deviations
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What the watcher says about images; N of them, L layers, G token groups.
+    """What the watcher says about images; N of them, L layers, P patches.
 
     Attributes:
         score_n: largest standardised discrepancy; above the threshold is an alarm.
@@ -38,6 +37,7 @@ class Watched:
         layer_n: the layer (1..L) where it is largest.
         group_n: the index of the group there, in the order of `Watcher.group_names`.
         map_np: for each patch, its discrepancy at that layer in units of the median patch there.
+        profile_nl: the largest standardised discrepancy over the groups of each layer.
     """
 
     score_n: Tensor
@@ -45,6 +45,7 @@ class Watched:
     layer_n: Tensor
     group_n: Tensor
     map_np: Tensor
+    profile_nl: Tensor
 
 
 class Watcher:
@@ -68,8 +69,12 @@ class Watcher:
         """Learn from usual images what is usual, and set the threshold for a share of false alarms."""
         if not 0 < false_alarms < 1:
             raise ValueError(f"false alarms are a share between 0 and 1, not {false_alarms:g}")
-        error_nlg = torch.cat([error for error, _ in self._errors(batches)])
-        usual_nlg, held_out_nlg = error_nlg[0::2], error_nlg[1::2]
+        errors = [error_blg for error_blg, _ in self._errors(batches)]
+        if not errors:
+            raise ValueError("there are no images to calibrate with: check --calibrate")
+        error_nlg = torch.cat(errors)
+        usual_nlg = error_nlg[0::2]
+        held_out_nlg = error_nlg[1::2]
         least = math.ceil(1 / false_alarms) - 1
         if len(held_out_nlg) < least or len(usual_nlg) < 2:
             raise ValueError(
@@ -80,19 +85,21 @@ class Watcher:
         deviation_lg = (usual_nlg - self._centre_lg).abs().median(dim=0).values
         # A layer whose error is the same for all images would make every other image an alarm.
         floor = 1e-6 * float(self._centre_lg.abs().max())
-        self._scale_lg = (MAD_OF_NORMAL * deviation_lg).clamp_min(max(floor, torch.finfo(torch.float64).tiny))
+        self._scale_lg = (_MAD_OF_NORMAL * deviation_lg).clamp_min(max(floor, torch.finfo(torch.float64).tiny))
         scores_n = self._standardise(held_out_nlg).flatten(1).amax(dim=1)
         self.threshold = conformal_threshold(scores_n, false_alarms)
         return self
 
     def watch(self, batches: Iterable[Batch]) -> Watched:
         """Scores, alarms and where they come from."""
-        if self._centre_lg is None:
-            raise ValueError("the watcher has not seen usual images yet: calibrate it first")
-        parts = [self._judge(error_nlg, map_nlp) for error_nlg, map_nlp in self._errors(batches)]
+        parts = [self._judge(error_blg, map_blp) for error_blg, map_blp in self._errors(batches)]
         if not parts:
             raise ValueError("there are no images to watch: check --data")
         return Watched(*(torch.cat(column) for column in zip(*parts)))
+
+    def score(self, images: Tensor) -> Tensor:
+        """The score of each image of a batch, (B,), with gradients: for an attack that knows the watcher."""
+        return self._standardise(self._discrepancy(images)[0]).flatten(1).amax(dim=1)
 
     def _judge(self, error_nlg: Tensor, map_nlp: Tensor) -> tuple[Tensor, ...]:
         standardised_nlg = self._standardise(error_nlg)
@@ -101,30 +108,40 @@ class Watcher:
         layer_n = place_n // num_groups
         patches_np = map_nlp[torch.arange(len(layer_n)), layer_n]
         patches_np = patches_np / patches_np.median(dim=1, keepdim=True).values.clamp_min(1e-12)
-        return score_n, score_n > self.threshold, layer_n + 1, place_n % num_groups, patches_np
+        profile_nl = standardised_nlg.amax(dim=2)
+        return score_n, score_n > self.threshold, layer_n + 1, place_n % num_groups, patches_np, profile_nl
 
     def _standardise(self, error_nlg: Tensor) -> Tensor:
-        assert self._centre_lg is not None and self._scale_lg is not None
-        return (error_nlg - self._centre_lg) / self._scale_lg
+        if self._centre_lg is None or self._scale_lg is None:
+            raise ValueError("the watcher has not seen usual images yet: calibrate it first")
+        centre_lg = self._centre_lg.to(error_nlg.device)
+        return (error_nlg - centre_lg) / self._scale_lg.to(error_nlg.device)
 
     @torch.no_grad()
     def _errors(self, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each batch, errors by layer and group (N, L, G) and by layer and patch (N, L, P), on the CPU."""
-        device = self.teacher.device
-        patches = self.teacher.groups.slice("patches")
+        """For each batch, errors by layer and group (B, L, G) and by layer and patch (B, L, P), on the CPU."""
         for batch in batches:
-            images = batch.images.to(device)
-            with autocast(self.precision, device):
-                wanted = self.teacher.record(images)[0][1:]
-                found = self.surrogate.record(images)[0][1:]
-            by_layer = []
-            maps = []
-            for target_btd, x_btd in zip(wanted, found):
-                squares_bt = (target_btd.double() - x_btd.double()).square().sum(-1)
-                groups = [squares_bt[:, where].sum(-1).sqrt() for _, where in self.teacher.groups.present()]
-                by_layer.append(torch.stack(groups, dim=-1))
-                maps.append(squares_bt[:, patches].sqrt())
-            yield torch.stack(by_layer, dim=1).cpu(), torch.stack(maps, dim=1).float().cpu()
+            with autocast(self.precision, self.teacher.device):
+                error_blg, map_blp = self._discrepancy(batch.images.to(self.teacher.device))
+            yield error_blg.cpu(), map_blp.float().cpu()
+
+    def _discrepancy(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The distance of both models' states by layer and group (B, L, G), and by layer and patch (B, L, P)."""
+        wanted = self.teacher.record(images)[0][1:]
+        found = self.surrogate.record(images)[0][1:]
+        by_layer = []
+        maps = []
+        for target_btd, x_btd in zip(wanted, found):
+            squares_bt = (target_btd.double() - x_btd.double()).square().sum(-1)
+            groups = [squares_bt[:, where].sum(-1).sqrt() for _, where in self.teacher.groups.present()]
+            by_layer.append(torch.stack(groups, dim=-1))
+            maps.append(squares_bt[:, self.teacher.groups.slice("patches")].detach().sqrt())
+        return torch.stack(by_layer, dim=1), torch.stack(maps, dim=1)
+
+
+def watch(surrogate: ViT, teacher: ViT, precision: str = "fp32") -> Watcher:
+    """A watcher of the teacher: `watch(surrogate, teacher).calibrate(usual).watch(others)`, each of batches."""
+    return Watcher(surrogate, teacher, precision)
 
 
 def conformal_threshold(scores_n: Tensor, false_alarms: float) -> float:
@@ -139,112 +156,171 @@ def conformal_threshold(scores_n: Tensor, false_alarms: float) -> float:
     return float(scores_n.sort().values[rank - 1])
 
 
-@torch.no_grad()
-def baseline_scores(
-    teacher: ViT, usual: Iterable[Batch], judged: Iterable[Batch], logits: Logits | None, precision: str = "fp32"
-) -> dict[str, Tensor]:
-    """Scores of unusualness that need only the teacher; larger is more unusual.
-
-    Maximum softmax and energy read the head; Mahalanobis distance, the distance to the nearest neighbours and the norm
-    read the features of `a_L`. What is usual is learned from the same images as the watcher's.
-    """
-    usual_nf, _ = _features(teacher, usual, None, precision)
-    judged_nf, judged_nc = _features(teacher, judged, logits, precision)
-    scores = {
-        "mahalanobis": _mahalanobis(usual_nf, judged_nf),
-        "nearest neighbours": _neighbour_distance(usual_nf, judged_nf),
-        "norm": -judged_nf.norm(dim=1),
-    }
-    if judged_nc is not None:
-        scores["maximum softmax"] = -judged_nc.softmax(-1).amax(-1)
-        scores["energy"] = -ENERGY_TEMPERATURE * torch.logsumexp(judged_nc / ENERGY_TEMPERATURE, dim=-1)
-    return scores
-
-
-def _features(
-    teacher: ViT, batches: Iterable[Batch], logits: Logits | None, precision: str
-) -> tuple[Tensor, Tensor | None]:
-    features = []
-    scores = []
-    for batch in batches:
-        with autocast(precision, teacher.device):
-            last_btd = teacher.record(batch.images.to(teacher.device))[0][-1]
-            features.append(teacher.features(last_btd).double().cpu())
-            if logits is not None:
-                scores.append(logits(last_btd).double().cpu())
-    return torch.cat(features), torch.cat(scores) if scores else None
-
-
-def _mahalanobis(usual_nf: Tensor, judged_nf: Tensor) -> Tensor:
-    """Distance from the mean of the usual features in units of their covariance, shrunk towards its diagonal."""
-    mean_f = usual_nf.mean(0)
-    centred_nf = usual_nf - mean_f
-    covariance_ff = centred_nf.T @ centred_nf / len(usual_nf)
-    # With fewer images than features the covariance has no inverse: a tenth of it is replaced by its mean variance.
-    identity_ff = torch.eye(len(mean_f), dtype=torch.float64)
-    covariance_ff = 0.9 * covariance_ff + 0.1 * covariance_ff.diagonal().mean() * identity_ff
-    difference_nf = judged_nf - mean_f
-    return (difference_nf * torch.linalg.solve(covariance_ff, difference_nf.T).T).sum(-1).clamp_min(0).sqrt()
-
-
-def _neighbour_distance(usual_nf: Tensor, judged_nf: Tensor) -> Tensor:
-    """Distance of the unit features to the tenth nearest usual image."""
-    usual_nf = F.normalize(usual_nf, dim=-1)
-    judged_nf = F.normalize(judged_nf, dim=-1)
-    distance_nn = torch.cdist(judged_nf, usual_nf)
-    nearest = min(NUM_NEIGHBOURS, len(usual_nf))
-    return distance_nn.sort(dim=1).values[:, nearest - 1]
-
-
-@dataclass(frozen=True)
-class Detection:
-    """How well scores tell unusual images from usual ones, with 95 % bootstrap intervals over images.
+@dataclass
+class WatchedSet(Record):
+    """One set of images.
 
     Attributes:
-        auroc: probability that an unusual image scores higher than a usual one; ties count half.
-        false_alarms: share of usual images above the threshold that 95 % of the unusual ones exceed.
+        name: the data, corruption or attack.
+        alarms: share of the images that are alarms.
+        profile, lower, upper: of the largest standardised discrepancy at each layer, median and quartiles over images.
+        fooled: of an attack, the share of images whose class changed; only those are judged.
+        scores: how well each score tells these images from usual ones; empty for the usual images themselves.
     """
 
-    auroc: float
-    auroc_interval: tuple[float, float]
+    name: str
+    num_images: int
+    alarms: float
+    profile: list[float]
+    lower: list[float]
+    upper: list[float]
+    fooled: float | None = None
+    scores: dict[str, Detection] | None = None
+
+
+@dataclass
+class ShownImage(Record):
+    """An image with a high score: the image as a PNG in base64, and where both models disagree.
+
+    Attributes:
+        layer, group: where the standardised discrepancy is largest.
+        map: of each patch at that layer, relative to the median patch, row by row.
+        profile: largest standardised discrepancy by layer.
+    """
+
+    name: str
+    of: str
+    score: float
+    layer: int
+    group: str
+    picture: str
+    map: list[list[float]]
+    profile: list[float]
+
+
+class Judge:
+    """Judges sets of images, one batch at a time.
+
+    Args:
+        baselines: the scores beside the watcher's; None for none.
+        num_shown: how many images of each set are kept as pictures.
+        picture: makes a PNG in base64 of a normalised image.
+    """
+
+    def __init__(self, watcher: Watcher, baselines: Baselines | None, num_shown: int, picture: Callable[[Tensor], str]):
+        self.picture = picture
+        self.watcher = watcher
+        self.baselines = baselines
+        self.num_shown = num_shown
+
+    def __call__(
+        self, name: str, batches: Iterable[Batch], names: Sequence[str], fooled: float | None = None
+    ) -> Judgement:
+        """Judge the set `name`, whose images have `names`. fooled: of an attack, the share of images it fools."""
+        found = Judgement(name, names, self.watcher, fooled)
+        for batch in batches:
+            watched = self.watcher.watch([batch])
+            found.watched.append(watched)
+            found.indices += batch.indices.tolist()
+            found.scores.setdefault(WATCHER, []).append(watched.score_n)
+            if self.baselines is not None:
+                for score, value_n in self.baselines.scores([batch]).items():
+                    found.scores.setdefault(score, []).append(value_n)
+            self._keep_pictures(found, batch, watched)
+        return found
+
+    def _keep_pictures(self, found: Judgement, batch: Batch, watched: Watched) -> None:
+        """Of all images so far, those with the highest scores."""
+        teacher = self.watcher.teacher
+        for place, index in enumerate(batch.indices.tolist()):
+            score = float(watched.score_n[place])
+            if len(found.shown) == self.num_shown and (not found.shown or score <= found.shown[-1].score):
+                continue
+            image = ShownImage(
+                name=str(found.names[index]),
+                of=found.name,
+                score=score,
+                layer=int(watched.layer_n[place]),
+                group=self.watcher.group_names[int(watched.group_n[place])],
+                picture=self.picture(batch.images[place]),
+                map=watched.map_np[place].view(teacher.grid).tolist(),
+                profile=watched.profile_nl[place].tolist(),
+            )
+            found.shown = sorted([*found.shown, image], key=lambda one: -one.score)[: self.num_shown]
+
+
+@dataclass
+class Judgement:
+    """What a set of images got. scores: of each batch, by the name of the score."""
+
+    name: str
+    names: Sequence[str]
+    watcher: Watcher
+    fooled: float | None = None
+    watched: list[Watched] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    scores: dict[str, list[Tensor]] = field(default_factory=dict)
+    shown: list[ShownImage] = field(default_factory=list)
+
+    def compared(self, usual: Judgement) -> WatchedSet:
+        """The set in numbers, with every score of it against that of the usual images."""
+        if not self.watched:
+            return WatchedSet(self.name, 0, 0.0, [], [], [], self.fooled)
+        profile_nl = torch.cat([one.profile_nl for one in self.watched])
+        lower, middle, upper = profile_nl.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
+        alarm_n = torch.cat([one.alarm_n for one in self.watched])
+        scores = None
+        if self is not usual:
+            scores = {}
+            for name, values in self.scores.items():
+                scores[name] = detection(torch.cat(usual.scores[name]), torch.cat(values))
+        return WatchedSet(
+            name=self.name,
+            num_images=len(alarm_n),
+            alarms=float(alarm_n.double().mean()),
+            profile=middle.tolist(),
+            lower=lower.tolist(),
+            upper=upper.tolist(),
+            fooled=self.fooled,
+            scores=scores,
+        )
+
+    def rows(self) -> Iterator[tuple[str, str, float, bool, int, str]]:
+        """For each image: set, name, score, whether it is an alarm, and where the score comes from."""
+        place = 0
+        for one in self.watched:
+            for i in range(len(one.score_n)):
+                name = str(self.names[self.indices[place]])
+                group = self.watcher.group_names[int(one.group_n[i])]
+                yield self.name, name, float(one.score_n[i]), bool(one.alarm_n[i]), int(one.layer_n[i]), group
+                place += 1
+
+
+@dataclass
+class WatchFile(ToolFile):
+    """watch.json: the sets of images that were judged, the usual ones (or those of --data) first."""
+
+    FILE: ClassVar[str] = "watch.json"
+
+    calibration: str
+    num_calibration: int
     false_alarms: float
-    false_alarms_interval: tuple[float, float]
+    threshold: float
+    sets: list[WatchedSet]
+    shown: list[ShownImage]
 
 
-def detection(usual_n: Tensor, unusual_n: Tensor, num_resamples: int = 1000, seed: int = 0) -> Detection:
-    """AUROC and the rate of false alarms at 95 % detections."""
-    generator = torch.Generator().manual_seed(seed)
-    areas = []
-    rates = []
-    for _ in range(num_resamples):
-        some_usual = usual_n[torch.randint(len(usual_n), (len(usual_n),), generator=generator)]
-        some_unusual = unusual_n[torch.randint(len(unusual_n), (len(unusual_n),), generator=generator)]
-        areas.append(auroc(some_usual, some_unusual))
-        rates.append(false_alarm_rate(some_usual, some_unusual))
-    return Detection(
-        auroc=auroc(usual_n, unusual_n),
-        auroc_interval=_interval(areas),
-        false_alarms=false_alarm_rate(usual_n, unusual_n),
-        false_alarms_interval=_interval(rates),
-    )
-
-
-def auroc(usual_n: Tensor, unusual_n: Tensor) -> float:
-    """Area under the ROC curve, by counting pairs."""
-    ordered = usual_n.double().sort().values
-    unusual_n = unusual_n.double().contiguous()
-    below = torch.searchsorted(ordered, unusual_n, right=False)
-    up_to = torch.searchsorted(ordered, unusual_n, right=True)
-    return float((below + up_to).double().mean() / (2 * len(usual_n)))
-
-
-def false_alarm_rate(usual_n: Tensor, unusual_n: Tensor, detected: float = 0.95) -> float:
-    """Share of usual images that score at least as high as the threshold that keeps `detected` of the unusual ones."""
-    num_missed = math.floor((1 - detected) * len(unusual_n) + 1e-9)
-    threshold = unusual_n.sort().values[num_missed]
-    return float((usual_n >= threshold).double().mean())
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return float(low), float(high)
+def watch_findings(sets: list[WatchedSet], false_alarms: float) -> list[str]:
+    """The share of alarms, and for each unusual set the watcher's AUROC beside that of the best other score."""
+    first = sets[0]
+    found = [f"{first.alarms:.1%} of {first.num_images} images of {first.name} are alarms ({false_alarms:.1%} wished)"]
+    for one in sets[1:]:
+        if not one.scores:
+            found.append(f"{one.name}: the attack changed too few classes to judge scores by")
+            continue
+        own = one.scores[WATCHER].auroc
+        others = {name: score.auroc for name, score in one.scores.items() if name != WATCHER}
+        best = max(others, key=lambda name: others[name])
+        fooled = "" if one.fooled is None else f" ({one.fooled:.0%} of the images are fooled)"
+        found.append(f"{one.name}{fooled}: AUROC {own:.3f}, {best} {others[best]:.3f}; {one.alarms:.0%} are alarms")
+    return found

@@ -18,6 +18,10 @@ from raptor.files import RunError, read_yaml
 from raptor.phases.study import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
+from raptor.recurrence.correct import CorrectFile
+from raptor.recurrence.depth import DepthFile
+from raptor.recurrence.edit import EditFile
+from raptor.recurrence.watch import WatchFile
 from raptor.report.strips import ImagesFile
 from raptor.run import ResultFile, read_metrics, read_summary
 from raptor.subject import Subject, other_models
@@ -35,6 +39,10 @@ _KINDS: dict[str, type[ResultFile]] = {
     "dynamics": DynamicsFile,
     "interventions": InterventionsFile,
     "tangents": TangentsFile,
+    "depth": DepthFile,
+    "watch": WatchFile,
+    "edit": EditFile,
+    "correct": CorrectFile,
     "images": ImagesFile,
 }
 
@@ -59,6 +67,10 @@ class Results:
     dynamics: DynamicsFile | None = None
     interventions: InterventionsFile | None = None
     tangents: TangentsFile | None = None
+    depth: DepthFile | None = None
+    watch: WatchFile | None = None
+    edit: EditFile | None = None
+    correct: CorrectFile | None = None
     images: ImagesFile | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     losses: dict[str, list[tuple[int, float]]] = field(default_factory=dict)

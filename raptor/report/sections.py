@@ -18,6 +18,7 @@ from raptor.report.phases import phases
 from raptor.report.probes import probes
 from raptor.report.results import Results
 from raptor.report.strips import ImagesFile
+from raptor.report.tool import tool
 
 _MAX_STEPS = 400  # of a training curve; more could not be told apart
 
@@ -92,6 +93,7 @@ SECTIONS: tuple[Callable[[Results], Section], ...] = (
     dynamics,
     basins,
     interventions,
+    tool,
     images,
     provenance,
 )

@@ -99,7 +99,7 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         entry = ImageStrip(
             name=str(images.names[int(batch.indices[i])]),
             label=None,
-            image=png(_picture(batch.images[i], teacher)),
+            image=png(shown_picture(batch.images[i], teacher)),
             teacher=png(_sprite([colour_npc[i] for colour_npc in colours], teacher.grid)),
         )
         if batch.labels is not None and images.classes:
@@ -144,7 +144,7 @@ def add_pictures(definition: Definition, vit: ViT, data: ImageData) -> None:
     """Put their pictures beside the hardest images of a verdict on `data`."""
     names = list(data.names)
     for image in definition.hardest:
-        image.picture = png(_picture(vit.preprocess(data[names.index(image.name)]), vit))
+        image.picture = png(shown_picture(vit.preprocess(data[names.index(image.name)]), vit))
 
 
 def open_run(
@@ -246,7 +246,7 @@ def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
     return torch.cat(list(maps.permute(0, 2, 3, 1)), dim=1)
 
 
-def _picture(image_chw: Tensor, vit: ViT) -> Tensor:
+def shown_picture(image_chw: Tensor, vit: ViT) -> Tensor:
     """A normalised image back in 0..1, (H, W, 3), at most 128 px wide."""
     mean = torch.tensor(vit.preprocess.mean, device=image_chw.device).view(3, 1, 1)
     std = torch.tensor(vit.preprocess.std, device=image_chw.device).view(3, 1, 1)

@@ -32,6 +32,13 @@ EXAMPLES = {
     "head": ["raptor head runs/scenes-k3 --data scenes"],
     "probe": ["raptor probe runs/scenes-k3 --task depth --data scenes"],
     "dynamics": ["raptor dynamics scenes --data scenes", "raptor dynamics runs/scenes-k3 --data scenes"],
+    "depth": ["raptor depth scenes-k3", "raptor depth runs/scenes-k3 --exit 'turn<.2' 'entropy<1'"],
+    "watch": [
+        "raptor watch scenes-k3 --calibrate scenes --data photos/",
+        "raptor watch scenes-k3 --unusual noise blur contrast pgd pgd-aware",
+    ],
+    "edit": ["raptor edit scenes-k3 --to ball --at 2"],
+    "correct": ["raptor correct scenes-k3 --noise .3 --extra 8"],
     "report": ["raptor report runs/scenes-k3"],
     "states": ["raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9"],
     "show": ["raptor show scenes cat.jpg", "raptor show runs/scenes-k3 cat.jpg --what attention --layers 3 6 12"],

@@ -165,6 +165,7 @@ class Job:
             sizes=self.config.sizes or (),
             head=head,
             head_weight=self.config.head_weight,
+            every_phase=self.config.hand_over > 0,
         )
 
     def validator(self, folder: Path) -> Validator:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from raptor.config import Recipe
-from raptor.data.stream import TrainStream
+from raptor.data.stream import TrainStream, stable_seed
 from raptor.train.graphs import StepGraphs
 from raptor.train.job import Job
 from raptor.train.optimizer import ParameterGroup, is_matrix
@@ -122,14 +123,31 @@ class DistillStage:
         # Drawn outside the module and the graph: a replayed graph would repeat its random numbers.
         images = self.stream.batch(step, self.name, self._size(step, num_steps))
         lam = self._lam(step, num_steps)
-        layer_losses = self.graphs.run(images, lam)
+        lengths = self._lengths(step)
+        layer_losses = None
+        # A graph holds one sequence of blocks, so a step with a hand-over runs without one.
+        if lengths is None:
+            layer_losses = self.graphs.run(images, lam)
         if layer_losses is None:
-            loss, layer_losses = wrapped(images, self.name, lam)
+            loss, layer_losses = wrapped(images, self.name, lam, lengths=lengths)
             propagate(loss)
         return layer_losses
 
-    def kind(self, step: int, num_steps: int) -> tuple[Parts, int]:
-        return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps)
+    def kind(self, step: int, num_steps: int) -> tuple[Parts, int, bool]:
+        hands_over = self._lengths(step) is not None
+        return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps), hands_over
+
+    def _lengths(self, step: int) -> list[int] | None:
+        """Steps of each phase before it hands over, drawn for a share of the steps of stage 2; None for all steps."""
+        if self.name != "stage2" or not self.recipe.hand_over:
+            return None
+        drawn = random.Random(stable_seed(self.recipe.seed, "hand over", step))
+        if drawn.random() >= self.recipe.hand_over:
+            return None
+        lengths = []
+        for first, last in self.module.spans:
+            lengths.append(drawn.randint(1, last - first + 1))
+        return lengths
 
     def _size(self, step: int, num_steps: int) -> int:
         """The image size of a step: one that the stream draws, or the first of two until its share of the run ends."""

@@ -57,6 +57,7 @@ class DistillStep(nn.Module):
         sizes: image sizes that batches may have beside the teacher's own.
         head: the classifier of the head term.
         head_weight: the weight of the head term in stage 2; 0 leaves it out.
+        every_phase: whether the head term reads the state at the end of every phase, not only of the last one.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class DistillStep(nn.Module):
         sizes: Sequence[int] = (),
         head: Head | None = None,
         head_weight: float = 0.0,
+        every_phase: bool = False,
     ):
         super().__init__()
         teacher.model.eval()
+        self.every_phase = every_phase
         self.head = head
         self.head_weight = head_weight
         if head is not None and head.linear is not None:
@@ -125,7 +128,12 @@ class DistillStep(nn.Module):
             self._run_depths = torch.compile(_run_depths)  # phases differ in length
 
     def forward(
-        self, images: Tensor, stage: str, lam: float | Tensor = 0.0, parts: Parts | None = None
+        self,
+        images: Tensor,
+        stage: str,
+        lam: float | Tensor = 0.0,
+        parts: Parts | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss to minimise, and the losses to log: that of every layer, (L,), and in stage 2 the head term's after
         them, (L + 1,), where it has a weight.
@@ -134,14 +142,16 @@ class DistillStep(nn.Module):
             stage: `stage1` trains each phase on its own, `stage2` all of them end to end.
             lam: the share of teacher forcing in stage 1.
             parts: which losses to compute, where `lam` is a tensor, whose value stays on the device.
+            lengths: in stage 2, after how many steps each phase hands over to the next one; None for all of them.
         """
         states, context = self.teacher_states(images)
         if stage == "stage2":
-            losses, last_btd = self._autoregress(states, context, range(len(self.spans)), "stage2")
+            losses, ends = self._autoregress(states, context, range(len(self.spans)), "stage2", lengths)
             layer_losses = torch.stack(losses)
             if not self.has_head_term(stage):
                 return layer_losses.mean(), layer_losses
-            head_loss = self._head_loss(states[-1], last_btd)
+            read = ends if self.every_phase else ends[-1:]
+            head_loss = torch.stack([self._head_loss(states[-1], end_btd) for end_btd in read]).mean()
             return layer_losses.mean() + self.head_weight * head_loss, torch.cat([layer_losses, head_loss[None]])
         if parts is None and isinstance(lam, Tensor):
             parts = Parts(True, True)
@@ -209,24 +219,36 @@ class DistillStep(nn.Module):
         return logits_bc.float().log_softmax(dim=-1)
 
     def _autoregress(
-        self, states: list[Tensor], context: Context, phases: Sequence[int], stage: str
-    ) -> tuple[list[Tensor], Tensor]:
+        self,
+        states: list[Tensor],
+        context: Context,
+        phases: Sequence[int],
+        stage: str,
+        lengths: Sequence[int] | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """The loss of each layer of `phases`, run on from the teacher's state at the start of the first one; and the
-        student's state after the last one.
+        student's state at the end of each phase.
 
-        The student's own stream is fp32, whatever the teacher's states are.
+        The student's own stream is fp32, whatever the teacher's states are. A phase that ends after `lengths` steps
+        hands its state over: this state then stands for the rest of the phase, also in the losses of its layers.
         """
         first_layer = self.spans[phases[0]][0]
         x_btd = states[first_layer - 1].float()
         normed_btd: Tensor | None = None
         losses = []
+        ends = []
         for j in phases:
             for layer, call in self._calls(j):
+                if lengths is not None and layer - self.spans[j][0] >= lengths[j]:
+                    weights, cosine_t = self.targets[stage, x_btd.shape[1]][layer - 1]
+                    losses.append(weighted_error(x_btd, states[layer], weights, cosine_t))
+                    continue
                 if "folded" in call.kwargs and not self.checkpointing:  # checkpointing would keep it in memory
                     call.kwargs["normed_btd"] = normed_btd
                 x_btd, normed_btd, loss = self._step(states, context, stage, j, layer, call, x_btd)
                 losses.append(loss)
-        return losses, x_btd
+            ends.append(x_btd)
+        return losses, ends
 
     def _teacher_forced(self, states: list[Tensor], context: Context, j: int, known: Tensor | None) -> Tensor:
         """The loss of each layer of phase `j`, one step from the teacher's state before it.

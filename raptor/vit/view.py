@@ -22,7 +22,9 @@ from raptor.data.preprocess import Preprocess
 from raptor.run import Record
 from raptor.vit.cache import NamesFilter, choose_names, named_tensors
 from raptor.vit.calls import first_tensor, output_tensor, per_batch, same_arguments, state_argument, with_state
+from raptor.vit.exits import Rule
 from raptor.vit.groups import TokenGroups, pool
+from raptor.vit.on_demand import OnDemand, run_on_demand
 from raptor.vit.origin import Arguments, Opened, Origin, Structure
 from raptor.vit.parts import Parts, recording_parts
 from raptor.vit.stand_in import Constant, LastBlockReached, Recorder
@@ -210,6 +212,14 @@ class ViT:
         if pictures is None:
             raise ValueError(f"{images} are not image files: open a folder or a set with raptor.iterate")
         return torch.stack([self.preprocess(pictures[i]) for i in range(len(pictures))]).to(self.device)
+
+    def run(self, images: Images, exit: Rule | str | None = None, phases: Sequence[int] | None = None) -> OnDemand:
+        """One forward pass in which each image leaves its phase as soon as a rule lets it, e.g. `exit="turn<.02"`.
+
+        `phases` are the lengths of the phases; a surrogate has its own. The result holds the model's `output` and
+        `num_blocks_b`, the number of blocks that each image passed.
+        """
+        return run_on_demand(self, self.prepare(images), exit, phases)
 
     @overload
     def record(self, images: Images) -> tuple[list[Tensor], Tensor]: ...

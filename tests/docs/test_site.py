@@ -56,7 +56,12 @@ def test_every_command_has_its_options(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("notebook", "ending"), [("phases-and-dynamics", "cls turns by"), ("distil-certify-probe", "MB")]
+    ("notebook", "ending"),
+    [
+        ("phases-and-dynamics", "cls turns by"),
+        ("distil-certify-probe", "MB"),
+        ("recurrence-as-a-tool", "of the lost agreement comes back"),
+    ],
 )
 def test_notebooks_show_their_results(site: Path, notebook: str, ending: str) -> None:
     text = (site / "notebooks" / f"{notebook}.html").read_text()

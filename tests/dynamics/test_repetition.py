@@ -70,4 +70,6 @@ def test_a_plan_repeats_the_last_blocks_of_a_teacher_and_the_last_step_of_a_surr
     blocks = {count: [b for b, _ in repetition_plan(teacher, (2, 4), count)] for count in (2, 3, 4, 6)}
     assert blocks == {2: [2, 3], 3: [2, 3, 4], 4: [2, 3, 4, 4], 6: [2, 3, 4, 2, 3, 4]}
     surrogate = make_surrogate(teacher, (1, 3))
+    # Seven further steps are one block and two rounds of the phase, never a block of the phase before.
+    assert [b for b, _ in repetition_plan(teacher, (2, 4), 10)] == [2, 3, 4, 4, 2, 3, 4, 2, 3, 4]
     assert [b for b, _ in repetition_plan(surrogate, (2, 4), 6)] == [2, 3, 4, 4, 4, 4]

@@ -1,85 +1,26 @@
-"""Depth on demand against loops over single images."""
+"""What depth on demand costs and saves, against counts of its own."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
-from tiny_models import noise_images, tiny_timm
+from tiny_models import noise_images
 
 from raptor import open_vit
+from raptor.certificate.complexity import count_flops
+from raptor.certificate.heads import Head
 from raptor.data.stream import Batch
-from raptor.recurrence.depth import PerImageContext, measure_depth, run_on_demand
-from raptor.recurrence.rules import FixedLengths, RandomSkip, Rule, Turn, turn
-from raptor.vit.view import Context
+from raptor.phases.cut import Phases
+from raptor.recurrence.depth import DepthPoint, Side, depth_findings, fitting_rules, measure_depth
+from raptor.vit.exits import FixedLengths, Rule, parse_rule
+from raptor.vit.on_demand import run_on_demand
+from raptor.vit.view import ViT
+
+PHASES = Phases((3, 3, 6))
 
 
-def test_without_a_rule_it_is_the_models_own_depth() -> None:
-    vit = open_vit("scenes-k3")
-    images = noise_images(vit, 3)
-    run = run_on_demand(vit, images, Rule())
-    with torch.no_grad():
-        assert torch.equal(run.state_btd, vit.record(images)[0][-1])
-    assert run.num_blocks_b.tolist() == [vit.num_layers] * 3
-
-
-def test_each_image_is_as_it_would_be_alone() -> None:
-    vit = open_vit("scenes-k3")
-    images = noise_images(vit, 6)
-    assert vit.phases is not None
-    with torch.no_grad():
-        states = vit.record(images)[0]
-        turns_lb = torch.stack([turn(a[:, 0], b[:, 0]) for a, b in pairwise(states)])
-    threshold = float(turns_lb.median())
-    run = run_on_demand(vit, images, Turn(vit.groups, threshold))
-    assert len(set(run.num_blocks_b.tolist())) > 1, "the rule must tell images apart here"
-    for i in range(len(images)):
-        with torch.no_grad():
-            x_btd, context = vit.embed(images[i : i + 1])
-            layer, num_blocks = 0, 0
-            for length in vit.phases:
-                for step in range(1, length + 1):
-                    before_btd = x_btd
-                    x_btd = vit.step(layer + step, x_btd, context)
-                    num_blocks += 1
-                    cosine = torch.nn.functional.cosine_similarity(before_btd[:, 0], x_btd[:, 0]).double()
-                    if float(torch.arccos(cosine.clamp(-1, 1))) < threshold:
-                        break
-                layer += length
-        assert int(run.num_blocks_b[i]) == num_blocks
-        assert torch.allclose(run.state_btd[i], x_btd[0], atol=1e-4)
-
-
-def test_a_shorter_schedule_is_the_composition_of_its_blocks() -> None:
-    vit = tiny_timm(depth=4)
-    images = noise_images(vit, 2)
-    run = run_on_demand(vit, images, FixedLengths([1, 2]), phases=[2, 2])
-    with torch.no_grad():
-        x_btd, context = vit.embed(images)
-        for layer in (1, 3, 4):
-            x_btd = vit.step(layer, x_btd, context)
-    assert torch.equal(run.state_btd, x_btd) and run.num_blocks_bk.tolist() == [[1, 2], [1, 2]]
-
-
-def test_a_teacher_needs_its_phases_and_a_rule_never_skips_a_whole_phase() -> None:
-    vit = tiny_timm(depth=4)
-    with pytest.raises(ValueError, match="say where its phases are"):
-        run_on_demand(vit, noise_images(vit, 2), Rule())
-    run = run_on_demand(vit, noise_images(vit, 2), RandomSkip(1.0), phases=[3, 1])
-    assert run.num_blocks_bk.tolist() == [[1, 1], [1, 1]]
-
-
-def test_arguments_of_single_images_go_with_their_images() -> None:
-    vit = tiny_timm(depth=2)
-    images = noise_images(vit, 3)
-    context_of = PerImageContext(vit, images, Context([((), {}), ((), {})]))
-    mask_b = torch.tensor([10.0, 11.0, 12.0])
-    context_of._leaves = [mask_b, 7]
-    context_of._per_image = [True, False]
-    context_of._structure = torch.utils._pytree.tree_flatten([((1,), {"depth": 2})])[1]
-    found = context_of.rows(torch.tensor([2, 0]))
-    assert found.calls[0][0][0].tolist() == [12.0, 10.0] and found.calls[0][1] == {"depth": 7}
+def _side(vit: ViT, **rules: Rule) -> Side:
+    return Side(vit, Head("own", vit.num_classes), PHASES, dict(rules))
 
 
 def test_what_a_rule_saves_and_costs_is_counted() -> None:
@@ -88,13 +29,47 @@ def test_what_a_rule_saves_and_costs_is_counted() -> None:
     with torch.no_grad():
         wanted = teacher(images).argmax(-1)
         own = surrogate(images).argmax(-1)
+        short = run_on_demand(surrogate, images, FixedLengths([1, 1, 1])).output.argmax(-1)
     labels = wanted.clone()
     labels[0] = (labels[0] + 1) % teacher.num_classes
     batches = [Batch(images[:3], labels[:3], [0, 1, 2]), Batch(images[3:], labels[3:], [3])]
-    assert surrogate.phases is not None
-    short = FixedLengths([1] * len(surrogate.phases))
-    full, less = measure_depth(surrogate, teacher, batches, {"full": Rule(), "short": short})
-    assert full.blocks == 1 and less.blocks == len(surrogate.phases) / surrogate.num_layers
+    side = _side(
+        surrogate, shorter=FixedLengths([1, 1, 1]), slow=parse_rule("entropy<1e-9", teacher.groups, surrogate.finish)
+    )
+    points = measure_depth({"surrogate": side}, _side(teacher), batches)["surrogate"]
+    full, less, slow = points
+    assert full.blocks == slow.blocks == 1 and less.blocks == 3 / 12
     assert full.agreement == pytest.approx(float((own == wanted).double().mean()))
     assert full.accuracy == pytest.approx(float((own == labels).double().mean())) and full.num_images == 4
-    assert full.milliseconds > 0
+    difference = (own == wanted).double() - (short == wanted).double()
+    assert less.lost == pytest.approx(float(difference.mean()))
+    assert less.lost_interval[1] - less.lost == pytest.approx(1.96 * float(difference.std()) / 2)
+    assert full.milliseconds > 0 and full.speedup == 1
+    # A forward pass is the embedding, the blocks and the head; entropies are read after all but the last of each phase.
+    with torch.no_grad():
+        assert full.gflops == pytest.approx(count_flops(surrogate) / 1e9)
+    one_block = (full.gflops - less.gflops) / 9
+    head = slow.gflops - full.gflops
+    assert one_block == pytest.approx(full.gflops / 12, rel=0.05)
+    assert 0 < head < 2 * one_block
+
+
+def test_thresholds_fit_the_model() -> None:
+    vit = open_vit("scenes-k3")
+    images = noise_images(vit, 8)
+    rules = fitting_rules(_side(vit), [Batch(images, None, list(range(8)))])
+    turns = [name for name in rules if name.startswith("turn<")]
+    blocks = [float(vit.run(images, rules[name]).num_blocks_b.double().mean()) for name in turns]
+    assert len(turns) == 7 and blocks == sorted(blocks, reverse=True) and blocks[0] > blocks[-1] + 2
+    assert "shorter 2|2|4" in rules and "random<0.1" in rules
+
+
+def test_the_best_rule_loses_no_more_than_a_point() -> None:
+    def point(rule: str, family: str, speedup: float, lost: float) -> DepthPoint:
+        return DepthPoint(rule, family, 0.5, 1.0, 1.0, speedup, 0.9 - lost, lost, (0.0, 0.1), None, 100)
+
+    points = [point("full depth", "full depth", 1.0, 0.0), point("turn<1", "turn", 3.0, 0.02)]
+    points += [point("kl<1", "kl", 1.5, 0.01), point("random<0.1", "random", 1.2, 0.0)]
+    (line,) = depth_findings({"surrogate": points})
+    assert "kl<1 (1.50 times the throughput" in line and "random<0.1 (1.20" in line and "90.0% agreement" in line
+    assert "lost with none" in depth_findings({"teacher": points[:2]})[0]

@@ -9,7 +9,7 @@ from tiny_models import noise_images, tiny_timm
 from raptor import open_data, open_vit
 from raptor.data import iterate
 from raptor.data.stream import Batch
-from raptor.recurrence.edit import class_means, edit
+from raptor.recurrence.edit import class_means, measure_edit
 from raptor.vit.view import ViT
 
 
@@ -47,7 +47,7 @@ def test_the_smallest_step_is_the_one_a_linear_head_asks_for() -> None:
     mean_cgd = torch.zeros(2, 2, vit.dim, dtype=torch.float64)
     mean_cgd[1, 0, 1] = 2.0  # from class 0 to class 1: add 2 to the second coordinate of cls
     batches = [Batch(images, None, list(range(6)))]
-    found = edit(vit, batches, {2: mean_cgd}, to=1, phase=1, phases=[2], logits=logits)
+    found = measure_edit(vit, batches, {2: mean_cgd}, to=1, phase=1, phases=[2], logits=logits)
     margins = last[:, 0] - last[:, 1] + bias[0]
     margins = margins[margins > 0]
     assert found.num_images == len(margins) == 3 and found.flipped == 1
@@ -61,7 +61,7 @@ def test_the_smallest_step_is_the_one_a_linear_head_asks_for() -> None:
 def test_an_edit_of_the_built_in_surrogate_beats_random_directions() -> None:
     vit = open_vit("scenes-k3")
     means = class_means(vit, _scenes(vit, 256), [6, 12])
-    found = edit(vit, _scenes(vit, 32), means, to=3, phase=2)
+    found = measure_edit(vit, _scenes(vit, 32), means, to=3, phase=2)
     assert found.flipped > 0.9 and found.step is not None and 0 < found.step < 2
     assert found.random is not None and found.random < 0.2
     assert found.stays is not None and 0 <= found.stays <= 1
@@ -74,10 +74,10 @@ def test_edits_that_make_no_sense_are_refused() -> None:
     batches = _scenes(vit, 4)
     empty = next(c for c in range(vit.num_classes) if not means[6][c].isfinite().all())
     with pytest.raises(ValueError, match=f"no image is taken for class {empty}"):
-        edit(vit, batches, means, to=empty, phase=2)
+        measure_edit(vit, batches, means, to=empty, phase=2)
     with pytest.raises(ValueError, match="there is no phase 4"):
-        edit(vit, batches, means, to=0, phase=4)
+        measure_edit(vit, batches, means, to=0, phase=4)
     with pytest.raises(ValueError, match="class means of layer 3 are missing"):
-        edit(vit, batches, means, to=0, phase=1)
+        measure_edit(vit, batches, means, to=0, phase=1)
     with pytest.raises(ValueError, match="no images to take class means from"):
         class_means(vit, [], [6])

@@ -1,4 +1,4 @@
-"""The watcher against discrepancies computed one by one, and its statistics against scikit-learn and simulation."""
+"""The watcher against discrepancies computed one by one, and its threshold against simulation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.covariance import ShrunkCovariance
-from sklearn.metrics import roc_auc_score, roc_curve
-from sklearn.neighbors import NearestNeighbors
 from tiny_models import noise_images, tiny_timm
 
 from raptor import open_data, open_vit
 from raptor.data import iterate
 from raptor.data.stream import Batch
-from raptor.recurrence.watch import (
-    Watcher,
-    auroc,
-    baseline_scores,
-    conformal_threshold,
-    detection,
-    false_alarm_rate,
-)
+from raptor.recurrence.detection import Baselines
+from raptor.recurrence.watch import WATCHER, Judge, Watcher, conformal_threshold, watch, watch_findings
 from raptor.vit.view import ViT
 
 
@@ -34,7 +25,7 @@ def test_a_score_is_the_largest_standardised_discrepancy() -> None:
     surrogate, teacher = open_vit("scenes-k3"), open_vit("scenes")
     usual = _scenes(teacher, 40)
     images = noise_images(teacher, 2)
-    watcher = Watcher(surrogate, teacher).calibrate(usual, false_alarms=0.1)
+    watcher = watch(surrogate, teacher).calibrate(usual, false_alarms=0.1)
     found = watcher.watch([Batch(images, None, [0, 1])])
 
     def errors(x: torch.Tensor) -> np.ndarray:
@@ -59,6 +50,9 @@ def test_a_score_is_the_largest_standardised_discrepancy() -> None:
         layer, group = np.unravel_index(standardised[i].argmax(), standardised[i].shape)
         assert (int(found.layer_n[i]), int(found.group_n[i])) == (layer + 1, group)
     assert found.map_np.shape == (2, teacher.groups.patches) and found.map_np.median(dim=1).values.tolist() == [1, 1]
+    assert found.profile_nl.flatten().tolist() == pytest.approx(standardised.max(axis=2).flatten().tolist(), rel=1e-3)
+    with torch.no_grad():
+        assert watcher.score(images).tolist() == pytest.approx(found.score_n.tolist())
     assert found.alarm_n.all(), "noise is not like the scenes"
 
 
@@ -74,38 +68,28 @@ def test_false_alarms_stay_below_what_was_promised() -> None:
     assert conformal_threshold(torch.arange(5.0), 0.1) == math.inf
 
 
-def test_detection_is_that_of_scikit_learn() -> None:
-    generator = torch.Generator().manual_seed(1)
-    usual = torch.randn(200, generator=generator).round(decimals=1)  # with ties
-    unusual = (torch.randn(100, generator=generator) + 1).round(decimals=1)
-    labels = np.r_[np.zeros(200), np.ones(100)]
-    scores = torch.cat([usual, unusual]).numpy()
-    assert auroc(usual, unusual) == pytest.approx(roc_auc_score(labels, scores))
-    false_rates, true_rates, _ = roc_curve(labels, scores, drop_intermediate=False)
-    assert false_alarm_rate(usual, unusual) == pytest.approx(false_rates[true_rates >= 0.95].min())
-    found = detection(usual, unusual, num_resamples=300)
-    low, high = found.auroc_interval
-    # Hanley and McNeil's standard error of this area is about .03.
-    assert low < found.auroc < high and 0.08 < high - low < 0.17
-
-
-def test_baselines_are_those_of_scikit_learn() -> None:
-    teacher = tiny_timm(depth=2, num_classes=5)
-    usual, judged = noise_images(teacher, 30, seed=1), 2 * noise_images(teacher, 4, seed=2)
-    batches = [Batch(usual, None, list(range(30)))]
-    with torch.no_grad():
-        last = teacher.record(usual)[0][-1], teacher.record(judged)[0][-1]
-        fitted, found = (teacher.features(x).double().numpy() for x in last)
-        logits = teacher(judged).double()
-    scores = baseline_scores(teacher, batches, [Batch(judged, None, [0, 1, 2, 3])], teacher.finish)
-    shrunk = ShrunkCovariance(shrinkage=0.1).fit(fitted)
-    assert scores["mahalanobis"].square().tolist() == pytest.approx(shrunk.mahalanobis(found).tolist(), rel=1e-6)
-    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (fitted, found)]
-    distances, _ = NearestNeighbors(n_neighbors=10).fit(unit[0]).kneighbors(unit[1])
-    assert scores["nearest neighbours"].tolist() == pytest.approx(distances[:, 9].tolist(), rel=1e-6)
-    assert scores["maximum softmax"].tolist() == pytest.approx((-logits.softmax(-1).amax(-1)).tolist(), rel=1e-5)
-    assert scores["energy"].tolist() == pytest.approx((-logits.exp().sum(-1).log()).tolist(), rel=1e-5)
-    assert "energy" not in baseline_scores(teacher, batches, [Batch(judged, None, [0, 1, 2, 3])], None)
+def test_a_set_is_judged_batch_by_batch_and_its_strangest_images_are_kept() -> None:
+    surrogate, teacher = open_vit("scenes-k3"), open_vit("scenes")
+    usual = _scenes(teacher, 40)
+    watcher = watch(surrogate, teacher).calibrate(usual, false_alarms=0.1)
+    baselines = Baselines(teacher, teacher.finish).fit(usual)
+    judge = Judge(watcher, baselines, num_shown=2, picture=lambda image: f"{float(image.mean()):.3f}")
+    own = judge("scenes", usual, [f"scene {i}" for i in range(40)])
+    images = noise_images(teacher, 6)
+    batches = [Batch(images[:4], None, torch.arange(4)), Batch(images[4:], None, torch.arange(4, 6))]
+    strange = judge("noise", batches, [f"noise {i}" for i in range(6)], fooled=0.5)
+    assert judge("none", [], []).compared(own).num_images == 0
+    scores = watcher.watch(batches).score_n
+    assert [row[2] for row in strange.rows()] == pytest.approx(scores.tolist())
+    two = scores.argsort(descending=True)[:2].tolist()
+    assert [image.name for image in strange.shown] == [f"noise {i}" for i in two]
+    assert strange.shown[0].picture == f"{float(images[two[0]].mean()):.3f}"
+    usual_set, noise_set = own.compared(own), strange.compared(own)
+    assert usual_set.scores is None and noise_set.scores is not None and len(noise_set.scores) == 6
+    assert noise_set.scores[WATCHER].auroc > 0.95 and noise_set.alarms == 1
+    assert noise_set.lower[0] <= noise_set.profile[0] <= noise_set.upper[0]
+    lines = watch_findings([usual_set, noise_set], 0.1)
+    assert "(10.0% wished)" in lines[0] and lines[1].startswith("noise (50% of the images are fooled): AUROC 0.99")
 
 
 def test_what_cannot_be_watched_is_refused() -> None:

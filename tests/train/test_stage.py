@@ -1,4 +1,4 @@
-"""The stages of a distillation: image sizes, the head term, and which stage is averaged."""
+"""The stages of a distillation: image sizes, the head term, hand-overs, and which stage is averaged."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from raptor.data import TrainStream
 from raptor.run import Interrupted
 from raptor.train.loop import Loop
 from raptor.train.stage import parameter_groups
+from raptor.train.step import DistillStep
 
 
 def test_the_first_size_is_that_of_the_first_share_of_the_run(tmp_path, monkeypatch):
@@ -68,3 +69,27 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     assert (others.optimizer, others.weight_decay, others.named) == ("adamw", 0.1, named[1:])
     (together,) = parameter_groups(named, Recipe(recipe="adamw"))
     assert (together.optimizer, together.named) == ("adamw", named)
+
+
+def test_hand_overs_are_drawn_by_the_step_so_that_a_resumed_run_is_the_same(tmp_path, monkeypatch):
+    drawn = []
+    forward = DistillStep.forward
+
+    def noted(step, images, stage, *args, lengths=None, **options):
+        drawn.append((stage, lengths))
+        return forward(step, images, stage, *args, lengths=lengths, **options)
+
+    monkeypatch.setattr(DistillStep, "forward", noted)
+    options = dict(hand_over=0.5, budget="40steps", stage1_share=0.1, checkpoint_minutes=0)
+    whole = tiny_run(tmp_path / "whole", **options)
+    of_stage2 = [lengths for stage, lengths in drawn if stage == "stage2"]
+    given = [lengths for lengths in of_stage2 if lengths is not None]
+    # 36 draws of probability .5: outside 8 to 28 once in 1,000.
+    assert all(lengths is None for stage, lengths in drawn if stage == "stage1") and 8 <= len(given) <= 28
+    assert {tuple(lengths) for lengths in given} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 9), True))
+        with pytest.raises(Interrupted):
+            tiny_run(tmp_path / "run", **options)
+    again = tiny_run(tmp_path / "run", **options)
+    assert all(torch.equal(blocks_of(whole)[n], v) for n, v in blocks_of(again).items())

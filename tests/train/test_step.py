@@ -333,6 +333,35 @@ def test_stage_1_and_a_weight_of_zero_have_no_head_term():
         assert torch.equal(without(images, "stage2")[1], plain(images, "stage2")[1])
 
 
+def test_a_phase_that_hands_over_early_leaves_its_state_to_the_rest_of_the_phase():
+    teacher = tiny_teacher()
+    student = student_of(teacher, (3, 1))
+    images, v_lt = images_for(teacher), some_variance(teacher)
+    step = make_step(teacher, student, variance=v_lt, head=Head("own", 6), head_weight=0.3)
+    step.every_phase = True
+    with torch.no_grad():
+        loss, losses = step(images, "stage2", lengths=[1, 1])
+        states = list(teacher.record(images)[0])
+        x_btd, context = student.embed(images)
+        early_btd = student.step(1, x_btd, context)
+        last_btd = student.step(4, early_btd, context)
+        own = [early_btd, early_btd, early_btd, last_btd]
+        p_bc = written_out_logits(teacher, None, states[-1]).log_softmax(-1)
+        read = []
+        for end_btd in (early_btd, last_btd):
+            q_bc = written_out_logits(teacher, None, end_btd).log_softmax(-1)
+            read.append(float((p_bc.exp() * (p_bc - q_bc)).sum(-1).mean()))
+        expected = [
+            transcribed_error(state, states[layer], JOINT, v_lt[layer - 1], teacher, 0.0)
+            for layer, state in enumerate(own, start=1)
+        ]
+        # All steps of every phase are no hand-over at all.
+        assert torch.equal(step(images, "stage2", lengths=[3, 1])[1], step(images, "stage2")[1])
+    assert losses[:4].numpy() == pytest.approx(expected, rel=2e-4)
+    assert losses[4].item() == pytest.approx(np.mean(read), rel=1e-4)
+    assert loss.item() == pytest.approx(np.mean(expected) + 0.3 * np.mean(read), rel=2e-4)
+
+
 def rotary(name: str = "vit_small_patch16_dinov3", **changes: Any) -> ViT:
     options = dict(pretrained=False, embed_dim=48, num_heads=3, depth=4, size=32, num_classes=5) | changes
     return open_vit(f"timm/{name}", **options)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from raptor.recurrence.rules import Entropy, RandomSkip, ReadOutChange, SecondDifference, Turn, parse_rule, turn
+from raptor.vit.exits import Entropy, RandomSkip, ReadOutChange, SecondDifference, Turn, parse_rule, turn
 from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(cls=1, registers=0, patches=2)
@@ -37,7 +37,7 @@ def test_the_turn_rule_reads_cls() -> None:
 
 def test_the_second_difference_has_to_be_small_twice_running() -> None:
     rule = SecondDifference(GROUPS, threshold=0.5)
-    rule.begin(0, 2)
+    rule.begin(0)
     path = [_state((0, 0), (0, 0)), _state((1, 0), (1, 0)), _state((2, 0), (1, 1)), _state((3, 0), (1, 2))]
     fired = [rule.fires(a, b, i).tolist() for i, (a, b) in enumerate(pairwise(path), start=1)]
     # The first image repeats its update twice. The second one turned in between, so that it has one hit.
@@ -52,6 +52,11 @@ def test_rules_that_read_classes() -> None:
     def read(x_btd: torch.Tensor) -> torch.Tensor:
         return torch.stack([logits[float(v)] for v in x_btd[:, 0, 0]])
 
+    def change(threshold: float) -> ReadOutChange:
+        rule = ReadOutChange(read, threshold)
+        rule.begin(0)
+        return rule
+
     even, sure = _state((0, 0)), _state((1, 0))
     entropy = -sum(p * math.log(p) for p in torch.tensor([5.0, 0.0]).softmax(0).tolist())
     assert Entropy(read, entropy + 1e-4).fires(even, sure, 1).item()
@@ -59,8 +64,8 @@ def test_rules_that_read_classes() -> None:
     assert not Entropy(read, math.log(2) - 1e-4).fires(sure, even, 1).item()
     p, q = [0.5, 0.5], torch.tensor([5.0, 0.0]).softmax(0).tolist()
     divergence = sum(a * math.log(a / b) for a, b in zip(p, q))
-    assert ReadOutChange(read, divergence + 1e-4).fires(even, sure, 1).item()
-    assert not ReadOutChange(read, divergence - 1e-4).fires(even, sure, 1).item()
+    assert change(divergence + 1e-4).fires(even, sure, 1).item()
+    assert not change(divergence - 1e-4).fires(even, sure, 1).item()
 
 
 def test_random_skipping_is_as_frequent_as_it_says_and_repeatable() -> None:
@@ -90,4 +95,4 @@ def test_rules_that_cannot_be_read(text: str, message: str) -> None:
 def test_rules_by_name() -> None:
     found = parse_rule("turn < .02", GROUPS)
     assert isinstance(found, Turn) and found.threshold == 0.02
-    assert isinstance(parse_rule("kl<.1", GROUPS, logits=lambda x: x[:, 0]), ReadOutChange)
+    assert isinstance(parse_rule("kl<.1", GROUPS, read_out=lambda x: x[:, 0]), ReadOutChange)

@@ -1,0 +1,129 @@
+"""raptor correct: further steps of a phase after a disturbance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raptor.certificate.shift import CorruptedImages, Corruption
+from raptor.config import CorrectConfig
+from raptor.dynamics.tangents import untrained_like
+from raptor.progress import Progress
+from raptor.provenance import command
+from raptor.recurrence.correct import (
+    DROP,
+    NOISE,
+    CorrectFile,
+    Correction,
+    Disturbance,
+    correct_findings,
+    measure_corrections,
+)
+from raptor.recurrence.job import ToolJob, chosen_phases, open_job
+from raptor.streaming import Result
+from raptor.vit.pair import open_pair
+from raptor.vit.view import ViT
+
+
+@dataclass
+class Correcting(Result):
+    """The result in correct.json, and where it was written."""
+
+    measured: CorrectFile
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"correct": self.measured.to_dict(), "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per model, phase, disturbance and number of further steps."""
+        rows = []
+        for side, corrections in self.measured.sides.items():
+            for one in corrections:
+                about = {"side": side, "phase": one.phase, "disturbance": one.disturbance, "size": one.size}
+                for extra, agreement in enumerate(one.agreement):
+                    rows.append({**about, "extra": extra, "agreement": agreement, "clean": one.agreement_clean[extra]})
+        return rows
+
+    def plot(self) -> Any:
+        """Agreement after a disturbance, by the number of further steps."""
+        from raptor.report.paper import draw
+        from raptor.report.tool import correct_figure
+
+        return draw(correct_figure(self.measured))
+
+    def text(self) -> str:
+        lines = [f"corrections, {self.measured.images}:"]
+        lines += [f"  {line}" for line in self.measured.findings + self.measured.notes]
+        return "\n".join([*lines, f"written to {self.folder}: correct.json and figures/correct"])
+
+
+@command(CorrectConfig)
+def correct(config: CorrectConfig) -> Correcting:
+    """Disturb a state and run further steps of its phase: how much of the lost agreement comes back?"""
+    job = open_job(config, CorrectFile.FILE)
+    phases = chosen_phases(job.phases, config.at)
+    disturbances = _disturbances(job, config)
+    models, notes = _models(job, config)
+    sides: dict[str, list[Correction]] = {}
+    for side, vit in models.items():
+        bar = Progress(f"corrections of the {side}", None, "image passes")
+        sides[side] = []
+        for phase in phases:
+            sides[side] += measure_corrections(
+                vit,
+                job.stream(progress=bar.update),
+                phase,
+                disturbances,
+                max_extra=config.extra,
+                phases=job.phases,
+                logits=job.read_out(vit),
+                precision=job.precision,
+                seed=config.seed,
+            )
+        bar.finish()
+    measured = CorrectFile(**job.about(correct_findings(sides)), sides=sides, notes=notes)
+    _write(measured, job.folder)
+    return Correcting(measured, job.folder)
+
+
+def _disturbances(job: ToolJob, config: CorrectConfig) -> list[Disturbance]:
+    """Those that have a size."""
+    found = []
+    if config.noise:
+        found.append(Disturbance(NOISE, config.noise))
+    if config.drop:
+        found.append(Disturbance(DROP, config.drop))
+    for kind, severity in (("blur", config.blur), ("jpeg", config.jpeg)):
+        if severity:
+            corrupted = CorruptedImages(job.images, Corruption(kind, severity))
+            found.append(Disturbance(kind, severity, job.stream(corrupted)))
+    if not found:
+        raise ValueError("nothing is disturbed: give --noise, --drop, --blur or --jpeg a size")
+    return found
+
+
+def _models(job: ToolJob, config: CorrectConfig) -> tuple[dict[str, ViT], list[str]]:
+    """The models that are compared, and why there is no untrained twin."""
+    models = {"surrogate": job.surrogate, "teacher": job.teacher}
+    notes = []
+    try:
+        models["twin"] = untrained_like(job.teacher, job.surrogate, config.seed)
+    except ValueError as error:
+        notes.append(f"no untrained twin: {error}")
+    if config.beside is not None:
+        other, _ = open_pair(config.beside, teacher=job.teacher, allow_other_teacher=config.allow_other_teacher)
+        if other is None or list(other.phases or ()) != list(job.phases):
+            raise ValueError(f"--beside {config.beside} is not a surrogate with the phases {job.phases}")
+        models["beside"] = other.to(job.device)
+    return models, notes
+
+
+def _write(measured: CorrectFile, folder: Path) -> None:
+    from raptor.report.paper import draw
+    from raptor.report.style import save_figure
+    from raptor.report.tool import correct_figure
+
+    measured.write(folder)
+    save_figure(draw(correct_figure(measured)), folder / "figures" / "correct")

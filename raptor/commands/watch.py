@@ -1,0 +1,200 @@
+"""raptor watch: alarms where a surrogate fails to follow its teacher, beside scores that need no surrogate."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raptor.certificate.shift import CorruptedImages, Corruption
+from raptor.config import WatchConfig
+from raptor.data import ImageData, open_data
+from raptor.data.apart import check_apart
+from raptor.data.stream import Batch
+from raptor.files import write_text
+from raptor.progress import Progress
+from raptor.provenance import command
+from raptor.recurrence.detection import Baselines, attack
+from raptor.recurrence.job import ToolJob, open_job
+from raptor.recurrence.watch import WATCHER, Judge, Judgement, Watcher, WatchFile, watch_findings
+from raptor.report.strips import png, shown_picture
+from raptor.streaming import Result, folder_of
+
+ATTACKS = ("pgd", "pgd-aware")
+_ATTACKED_IMAGES = 128  # each gradient step runs both models forwards and backwards
+
+
+@dataclass
+class Watching(Result):
+    """The result in watch.json and watch.csv, and where they were written."""
+
+    measured: WatchFile
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"watch": self.measured.to_dict(), "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per unusual set and score; without any, one for the images that were judged."""
+        rows: list[dict[str, Any]] = []
+        for one in self.measured.sets:
+            for score, found in (one.scores or {}).items():
+                row = {"set": one.name, "score": score, "AUROC": found.auroc, "FPR95": found.fpr95}
+                rows.append({**row, "alarms": one.alarms if score == WATCHER else None})
+        return rows or [{"set": one.name, "images": one.num_images, "alarms": one.alarms} for one in self.measured.sets]
+
+    def plot(self) -> Any:
+        """Where in depth both models disagree, and how well each score tells unusual images."""
+        from raptor.report.paper import draw
+        from raptor.report.tool import watch_figure
+
+        return draw(watch_figure(self.measured))
+
+    def text(self) -> str:
+        found = self.measured
+        lines = [
+            f"watching {found.subject.teacher} with {found.subject.model}, calibrated on {found.num_calibration} "
+            f"images of {found.calibration}; an alarm is a score above {found.threshold:.3g}"
+        ]
+        if any(one.scores for one in found.sets):
+            lines.append(f"{'':<32} AUROC (95 %)          FPR at 95 % (95 %)")
+        for one in found.sets:
+            for score, value in (one.scores or {}).items():
+                area = f"{value.auroc:.3f} ({value.auroc_interval[0]:.3f} to {value.auroc_interval[1]:.3f})"
+                rate = f"{value.fpr95:.3f} ({value.fpr95_interval[0]:.3f} to {value.fpr95_interval[1]:.3f})"
+                lines.append(f"  {one.name:<10} {score:<19} {area:<21} {rate}")
+        lines += found.findings
+        return "\n".join([*lines, f"written to {self.folder}: watch.json, watch.csv and figures/watch"])
+
+
+@command(WatchConfig)
+def watch(config: WatchConfig) -> Watching:
+    """Score images by how far a surrogate is from its teacher, and raise alarms at a wished rate."""
+    job = open_job(config, WatchFile.FILE)
+    usual, judged = _calibration_and_judged(job, config)
+    unusual = _named_sets(config, judged)
+    watcher = Watcher(job.surrogate, job.teacher, job.precision)
+    bar = Progress("calibration", len(usual), "images")
+    watcher.calibrate(job.stream(usual, bar.update), config.false_alarms)
+    bar.finish()
+    baselines = None
+    if unusual:
+        baselines = Baselines(job.teacher, job.read_out(job.teacher), job.precision).fit(job.stream(usual))
+    judge = Judge(watcher, baselines, config.shown, lambda image: png(shown_picture(image, job.teacher)))
+    judgements = [_judge_set(job, judge, judged.name, judged)]
+    for name, data in unusual.items():
+        if data is not None:
+            judgements.append(_judge_set(job, judge, name, data))
+            continue
+        attacked = _attacked_images(job, watcher, judged, config, knows_watcher=name == "pgd-aware")
+        judgements.append(judge(name, attacked.batches, attacked.names, fooled=attacked.share_fooled))
+    sets = [one.compared(judgements[0]) for one in judgements]
+    measured = WatchFile(
+        **job.about(watch_findings(sets, config.false_alarms)),
+        calibration=usual.name,
+        num_calibration=len(usual),
+        false_alarms=config.false_alarms,
+        threshold=watcher.threshold,
+        sets=sets,
+        shown=[image for one in judgements for image in one.shown],
+    )
+    _write(measured, judgements, job.folder)
+    return Watching(measured, job.folder)
+
+
+def _calibration_and_judged(job: ToolJob, config: WatchConfig) -> tuple[ImageData, ImageData]:
+    """Images that say what is usual, and images that are judged: never the same ones."""
+    if config.calibrate is None:
+        # Every other image: a folder is sorted by class, and both halves need all of them.
+        places = range(len(job.images))
+        return job.images.select(places[0::2]), job.images.select(places[1::2])
+    size = job.teacher.preprocess.size
+    usual = open_data(
+        config.calibrate, "own", limit=config.calibration_images, size=size, skip_bad=config.skip_bad
+    ).without_labels()
+    seen = job.data.trained_on(folder_of(config.run), size)
+    if seen is not None:
+        check_apart(seen, usual, remedy="calibrate on others with --calibrate")
+    remedy = "name others with --calibrate, or leave it out for half of --data"
+    check_apart(usual, job.images, "calibration images", remedy)
+    return usual, job.images
+
+
+def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData | None]:
+    """The sets of --unusual by their names; None stands for an attack on the judged images."""
+    asked = config.unusual or []
+    if not isinstance(asked, list | tuple):
+        asked = [asked]
+    found: dict[str, ImageData | None] = {}
+    for one in asked:
+        corruption = Corruption.parse(one) if isinstance(one, str) else None
+        if corruption is not None:
+            found[str(corruption)] = CorruptedImages(judged, corruption)
+        elif isinstance(one, str) and one in ATTACKS:
+            found[one] = None
+        else:
+            data = open_data(one, "own", limit=config.num_images, skip_bad=config.skip_bad).without_labels()
+            found[data.name] = data
+    return found
+
+
+def _judge_set(job: ToolJob, judge: Judge, name: str, data: ImageData) -> Judgement:
+    bar = Progress(f"watching {name}", len(data), "images")
+    found = judge(name, job.stream(data, bar.update), data.names)
+    bar.finish()
+    return found
+
+
+@dataclass
+class _AttackedImages:
+    """The images that an attack has fooled, and the share of all images that they are."""
+
+    batches: list[Batch]
+    names: list[str]
+    share_fooled: float
+
+
+def _attacked_images(
+    job: ToolJob, watcher: Watcher, judged: ImageData, config: WatchConfig, knows_watcher: bool
+) -> _AttackedImages:
+    data = judged.select(judged.sample(min(_ATTACKED_IMAGES, len(judged))))
+    vit = job.teacher
+
+    def logits_of(images: Tensor) -> Tensor:
+        states, output = vit.record(images)
+        return job.head.logits(vit, states[-1], output)
+
+    # Images are normalised, so that one grey level is another step in each channel.
+    limit_c = torch.tensor([config.attack_eps / 255 / deviation for deviation in vit.preprocess.std])
+    batches = []
+    bar = Progress("attack", len(data), "images")
+    for batch in job.stream(data, bar.update):
+        found = attack(batch.images, logits_of, limit_c, config.attack_steps, watcher.score if knows_watcher else None)
+        is_fooled_b = found.is_fooled_b.cpu()
+        if bool(is_fooled_b.any()):
+            batches.append(Batch(found.images[found.is_fooled_b], None, batch.indices[is_fooled_b]))
+    bar.finish()
+    num_fooled = sum(len(batch.images) for batch in batches)
+    return _AttackedImages(batches, list(data.names), num_fooled / len(data))
+
+
+def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> None:
+    from raptor.report.paper import draw
+    from raptor.report.style import save_figure
+    from raptor.report.tool import draw_watched_images, watch_figure
+
+    measured.write(folder)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("set", "image", "score", "alarm", "layer", "group"))
+    for one in judgements:
+        writer.writerows(one.rows())
+    write_text(folder / "watch.csv", text.getvalue())
+    save_figure(draw(watch_figure(measured)), folder / "figures" / "watch")
+    if measured.shown:
+        save_figure(draw_watched_images(measured), folder / "figures" / "watch-images")

@@ -1,0 +1,185 @@
+"""How well a score tells unusual images from usual ones, and the scores that need no surrogate.
+
+`Baselines` are the scores of the literature: maximum softmax (Hendrycks and Gimpel, 2017), energy (Liu et al., 2020),
+Mahalanobis distance (Lee et al., 2018), nearest neighbours (Sun et al., 2022) and the norm of the features. No claim
+about a watcher stands without them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raptor.data.stream import Batch
+from raptor.streaming import Record
+from raptor.vit.exits import ReadOut
+from raptor.vit.trajectory import autocast
+from raptor.vit.view import ViT
+
+NUM_NEIGHBOURS = 10
+_NUM_RESAMPLES = 500
+
+
+class Baselines:
+    """Scores of unusualness that need only the teacher; larger is more unusual. What is usual is learned by `fit`."""
+
+    def __init__(self, teacher: ViT, read_out: ReadOut, precision: str = "fp32"):
+        self.teacher = teacher
+        self.read_out = read_out
+        self.precision = precision
+
+    def fit(self, usual: Iterable[Batch]) -> Baselines:
+        """Remember the features of usual images, and their mean and covariance."""
+        self._usual_nf, _ = self._features(usual)
+        self._mean_f = self._usual_nf.mean(0)
+        centred_nf = self._usual_nf - self._mean_f
+        covariance_ff = centred_nf.T @ centred_nf / len(centred_nf)
+        # With fewer images than features the covariance has no inverse: a tenth of it is replaced by its mean variance.
+        identity_ff = torch.eye(len(self._mean_f), dtype=torch.float64)
+        self._covariance_ff = 0.9 * covariance_ff + 0.1 * covariance_ff.diagonal().mean() * identity_ff
+        return self
+
+    def scores(self, judged: Iterable[Batch]) -> dict[str, Tensor]:
+        """Each score of each image, (N,)."""
+        features_nf, logits_nc = self._features(judged)
+        return {
+            "maximum softmax": -logits_nc.softmax(-1).amax(-1),
+            "energy": -torch.logsumexp(logits_nc, dim=-1),
+            "mahalanobis": self._mahalanobis(features_nf),
+            "nearest neighbours": self._neighbour_distance(features_nf),
+            "norm": -features_nf.norm(dim=1),
+        }
+
+    @torch.no_grad()
+    def _features(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        features = []
+        logits = []
+        for batch in batches:
+            with autocast(self.precision, self.teacher.device):
+                last_btd = self.teacher.record(batch.images.to(self.teacher.device))[0][-1]
+                features.append(self.teacher.features(last_btd).double().cpu())
+                logits.append(self.read_out(last_btd).double().cpu())
+        return torch.cat(features), torch.cat(logits)
+
+    def _mahalanobis(self, features_nf: Tensor) -> Tensor:
+        """Distance from the mean of the usual features in units of their covariance."""
+        difference_nf = features_nf - self._mean_f
+        solved_nf = torch.linalg.solve(self._covariance_ff, difference_nf.T).T
+        return (difference_nf * solved_nf).sum(-1).clamp_min(0).sqrt()
+
+    def _neighbour_distance(self, features_nf: Tensor) -> Tensor:
+        """Distance of the unit features to the tenth nearest usual image."""
+        distance_nn = torch.cdist(F.normalize(features_nf, dim=-1), F.normalize(self._usual_nf, dim=-1))
+        nearest = min(NUM_NEIGHBOURS, distance_nn.shape[1])
+        return distance_nn.sort(dim=1).values[:, nearest - 1]
+
+
+@dataclass(frozen=True)
+class Detection(Record):
+    """How well scores tell unusual images from usual ones, with 95 % bootstrap intervals over images.
+
+    Attributes:
+        auroc: probability that an unusual image scores higher than a usual one; ties count half.
+        fpr95: share of usual images above the threshold that 95 % of the unusual ones exceed.
+    """
+
+    auroc: float
+    auroc_interval: tuple[float, float]
+    fpr95: float
+    fpr95_interval: tuple[float, float]
+
+
+def detection(usual_n: Tensor, unusual_n: Tensor, num_resamples: int = _NUM_RESAMPLES, seed: int = 0) -> Detection:
+    """AUROC, and the rate of false alarms at 95 % detections."""
+    generator = torch.Generator().manual_seed(seed)
+    areas = []
+    rates = []
+    for _ in range(num_resamples):
+        some_usual = usual_n[torch.randint(len(usual_n), (len(usual_n),), generator=generator)]
+        some_unusual = unusual_n[torch.randint(len(unusual_n), (len(unusual_n),), generator=generator)]
+        areas.append(auroc(some_usual, some_unusual))
+        rates.append(false_alarm_rate(some_usual, some_unusual))
+    return Detection(
+        auroc=auroc(usual_n, unusual_n),
+        auroc_interval=_interval(areas),
+        fpr95=false_alarm_rate(usual_n, unusual_n),
+        fpr95_interval=_interval(rates),
+    )
+
+
+def auroc(usual_n: Tensor, unusual_n: Tensor) -> float:
+    """Area under the ROC curve, by counting pairs."""
+    ordered = usual_n.double().sort().values
+    unusual_n = unusual_n.double().contiguous()
+    below = torch.searchsorted(ordered, unusual_n, right=False)
+    up_to = torch.searchsorted(ordered, unusual_n, right=True)
+    return float((below + up_to).double().mean() / (2 * len(usual_n)))
+
+
+def false_alarm_rate(usual_n: Tensor, unusual_n: Tensor, detected: float = 0.95) -> float:
+    """Share of usual images that score at least as high as the threshold that keeps `detected` of the unusual ones."""
+    num_missed = math.floor((1 - detected) * len(unusual_n) + 1e-9)
+    threshold = unusual_n.sort().values[num_missed]
+    return float((usual_n >= threshold).double().mean())
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """Images after an attack; `is_fooled_b` says for which of them the class has changed."""
+
+    images: Tensor
+    is_fooled_b: Tensor
+
+
+def attack(
+    images: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    step_size_c: Tensor,
+    num_steps: int,
+    score_of: Callable[[Tensor], Tensor] | None = None,
+) -> Attacked:
+    """Projected gradient descent (Madry et al., 2018) away from the class that the model gives each image.
+
+    Args:
+        images: (B, 3, H, W), normalised.
+        logits_of: class scores of images, with gradients.
+        step_size_c: largest change of each channel; each step takes a quarter of it.
+        score_of: the score of a watcher. With it, an image whose class has changed already is moved towards a lower
+            score instead, so that the attack evades the watcher as well.
+    """
+    limit_b = step_size_c.to(images).view(1, -1, 1, 1)
+    with torch.no_grad():
+        class_b = logits_of(images).argmax(-1)
+    changed = images.clone()
+    best = images.clone()
+    best_score_b = images.new_full((len(images),), torch.inf)
+    is_fooled_b = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+    for step in range(num_steps + 1):
+        changed = changed.detach().requires_grad_()
+        logits_bc = logits_of(changed)
+        fools_b = logits_bc.argmax(-1) != class_b
+        gain_b = F.cross_entropy(logits_bc, class_b, reduction="none")
+        score_b = torch.zeros_like(gain_b)
+        if score_of is not None:
+            score_b = score_of(changed)
+            gain_b = torch.where(fools_b, -score_b, gain_b)
+        # Of all steps that fool the model, the one with the lowest score is kept; without a watcher the last one.
+        is_better_b = fools_b & (score_b.detach() <= best_score_b)
+        best_score_b = torch.where(is_better_b, score_b.detach(), best_score_b)
+        best = torch.where(is_better_b[:, None, None, None], changed.detach(), best)
+        is_fooled_b = is_fooled_b | fools_b
+        if step < num_steps:
+            (gradient,) = torch.autograd.grad(gain_b.sum(), changed)
+            moved = changed.detach() + limit_b / 4 * gradient.sign()
+            changed = images + (moved - images).clamp(-limit_b, limit_b)
+    return Attacked(best, is_fooled_b)

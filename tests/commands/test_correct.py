@@ -1,0 +1,45 @@
+"""raptor correct: its file, its models, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from quick import blank_figures
+
+from raptor.cli import main
+from raptor.commands import correct
+from raptor.recurrence.correct import CorrectFile
+
+
+@pytest.fixture(autouse=True)
+def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank_figures(monkeypatch)
+
+
+def test_every_disturbance_of_every_model(tmp_path: Path) -> None:
+    options = dict(at=3, num_images=6, extra=2, noise=1.0, device="cpu")
+    found = correct("scenes-k3", beside="scenes-k3", out=str(tmp_path), **options)
+    measured = CorrectFile.read(tmp_path)
+    assert list(measured.sides) == ["surrogate", "teacher", "twin", "beside"]
+    for corrections in measured.sides.values():
+        kinds = [(one.disturbance, one.size) for one in corrections]
+        assert kinds == [("noise", 1.0), ("dropped patches", 0.3), ("blur", 3), ("jpeg", 3)]
+        assert all(len(one.agreement) == 3 and one.agreement_clean[0] == 1 for one in corrections)
+    assert measured.sides["beside"] == measured.sides["surrogate"], "it is the same model here"
+    assert "surrogate, noise 1:" in found.text() and len(found.table_rows()) == 4 * 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--at 7", "there is no phase 7: --at takes 1 to 3"),
+        ("--noise 0 --drop 0 --blur 0 --jpeg 0", "nothing is disturbed"),
+        ("--beside scenes-k2", "is not a surrogate with the phases"),
+        ("--blur 6", "--blur"),
+    ],
+)
+def test_what_is_refused(words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--num_images", "4", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(["correct", "scenes-k3", *words.split(), *few]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]

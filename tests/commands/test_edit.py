@@ -1,0 +1,44 @@
+"""raptor edit: its file, classes by name, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from quick import blank_figures
+
+from raptor.cli import main
+from raptor.commands import edit
+from raptor.recurrence.edit import EditFile
+
+FEW = ["--num_images", "6", "--mean_images", "120", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank_figures(monkeypatch)
+
+
+def test_an_edit_at_one_phase(tmp_path: Path) -> None:
+    options = dict(at=2, num_images=6, mean_images=200, device="cpu")
+    found = edit("scenes-k3", to="matte cube", out=str(tmp_path), **options)
+    measured = EditFile.read(tmp_path)
+    assert (measured.to, measured.class_name, measured.num_means) == (4, "matte cube", 200)
+    for results in measured.sides().values():
+        (one,) = results
+        assert one.phase == 2 and one.to == 4 and one.flipped > 0.5
+    assert "end of phase 2" in found.text() and len(found.table_rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--at", "1"], "name the class to edit towards: --to CLASS, one of 20 such as matte sphere"),
+        (["--to", "mate cube"], "--to mate cube is not a class of scenes: did you mean 'matte cube'?"),
+        (["--to", "99"], "--to 99 is not a class of scenes: give one of 20"),
+        (["--to", "3", "--at", "4"], "there is no phase 4: --at takes 1 to 3"),
+    ],
+)
+def test_what_is_refused(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["edit", "scenes-k3", *words, *FEW, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]

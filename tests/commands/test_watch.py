@@ -1,0 +1,71 @@
+"""raptor watch: its files, its sets, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from quick import blank_figures
+
+import raptor
+from raptor.cli import main
+from raptor.commands import watch
+from raptor.recurrence.watch import Watcher, WatchFile
+
+FEW = ["--num_images", "60", "--false_alarms", ".1", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank_figures(monkeypatch)
+
+
+def test_sets_that_are_known_to_be_unusual(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(5):
+        Image.fromarray(rng.integers(0, 255, (60, 60, 3), dtype=np.uint8)).save(photos / f"{i}.png")
+    options = dict(num_images=60, false_alarms=0.1, device="cpu", attack_steps=3, attack_eps=4.0)
+    found = watch("scenes-k3", unusual=["noise:5", "pgd", str(photos)], out=str(tmp_path / "out"), **options)
+    measured = WatchFile.read(tmp_path / "out")
+    scenes, noise, attack, folder = measured.sets
+    assert (scenes.name, scenes.num_images, scenes.scores) == ("scenes", 30, None) and measured.num_calibration == 30
+    assert noise.name == "noise:5" and noise.num_images == 30 and noise.alarms > 0.5
+    assert noise.scores is not None and noise.scores["surrogate"].auroc > 0.9
+    assert set(noise.scores) == {"surrogate", "maximum softmax", "energy", "mahalanobis", "nearest neighbours", "norm"}
+    assert attack.fooled is not None and attack.num_images == round(30 * attack.fooled) > 0
+    assert folder.num_images == 5
+    rows = list(csv.DictReader((tmp_path / "out" / "watch.csv").open()))
+    assert len(rows) == 30 + 30 + attack.num_images + 5
+    assert np.mean([row["alarm"] == "True" for row in rows if row["set"] == "noise:5"]) == noise.alarms
+    assert [image.of for image in measured.shown] == ["scenes"] * 2 + ["noise:5"] * 2 + ["pgd"] * 2 + [folder.name] * 2
+    assert Image.open(io.BytesIO(base64.b64decode(measured.shown[0].picture))).size == (48, 48)
+    assert np.asarray(measured.shown[0].map).shape == (6, 6) and len(measured.shown[0].profile) == 12
+    assert "noise:5: AUROC" in found.text() and len(found.table_rows()) == 18
+
+
+def test_the_watcher_in_python() -> None:
+    monitor = raptor.watch(raptor.open_vit("scenes-k3"), raptor.open_vit("scenes"))
+    assert isinstance(monitor, Watcher) and monitor.group_names == ["cls", "registers", "patches"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--calibrate", "scenes", "--data", "scenes"], "are also in the calibration images of scenes"),
+        (["--calibrate", "no/such/folder"], "no/such/folder"),
+        (["--unusual", "noise:9"], "the severity of noise is 1 to 5"),
+        (["--num_images", "8"], "calibration images are too few"),
+        (["--false_alarms", "2"], "--false_alarms"),
+    ],
+)
+def test_what_is_refused(words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = [word for i, word in enumerate(FEW) if FEW[i - i % 2] not in words]
+    assert main(["watch", "scenes-k3", *words, *few, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]

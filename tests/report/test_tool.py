@@ -1,0 +1,91 @@
+"""The charts of the four tools, against the committed results of the built-in models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raptor.recurrence.correct import CorrectFile
+from raptor.recurrence.depth import DepthFile
+from raptor.recurrence.edit import EditFile
+from raptor.recurrence.watch import WatchFile
+from raptor.report.paper import draw
+from raptor.report.results import Results
+from raptor.report.tool import (
+    correct_chart,
+    correct_figure,
+    depth_chart,
+    depth_figure,
+    draw_watched_images,
+    edit_chart,
+    edit_figure,
+    scores_chart,
+    tool,
+    watch_chart,
+    watch_figure,
+)
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "recurrence"
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return Results(
+        COMMITTED,
+        depth=DepthFile.read(COMMITTED),
+        watch=WatchFile.read(COMMITTED),
+        edit=EditFile.read(COMMITTED),
+        correct=CorrectFile.read(COMMITTED),
+    )
+
+
+def test_a_curve_for_each_rule_starts_at_full_depth(results: Results) -> None:
+    assert results.depth is not None
+    chart = depth_chart(results.depth).only(model="teacher", cost="milliseconds")
+    assert [series.name for series in chart.series][-2:] == ["at random", "shorter for all"]
+    full = results.depth.teacher[0]
+    for series in chart.series:
+        assert full.milliseconds in series.x and max(series.y) == 100 * full.agreement == 100
+        assert list(series.x) == sorted(series.x)
+
+
+def test_the_section_shows_what_was_measured(results: Results) -> None:
+    section = tool(results)
+    assert [chart.id for chart in section.charts] == ["depth", "watch", "watch-scores", "edit", "correct"]
+    assert not section.hint and section.html.count('class="map"') == len(results.watch.shown)
+    less = tool(replace(results, watch=None, edit=None))
+    assert [chart.id for chart in less.charts] == ["depth", "correct"] and less.hint.startswith("raptor watch")
+    assert tool(Results(COMMITTED)).hint == "raptor depth"
+
+
+def test_scores_are_the_intervals_of_the_file(results: Results) -> None:
+    assert results.watch is not None
+    chart = scores_chart(results.watch)
+    assert chart is not None and chart.series[0].name == "watcher"
+    unusual = results.watch.sets[1:]
+    assert chart.series[0].x == [one.name for one in unusual]
+    assert chart.series[0].lower == [one.scores["surrogate"].auroc_interval[0] for one in unusual if one.scores]
+    assert scores_chart(replace(results.watch, sets=results.watch.sets[:1])) is None
+    assert watch_chart(results.watch).level == results.watch.threshold
+
+
+def test_edits_and_corrections_are_in_percent_of_all_images(results: Results) -> None:
+    assert results.edit is not None and results.correct is not None
+    flipped, stays = edit_chart(results.edit).only(model="surrogate").series[:2]
+    for place, one in enumerate(results.edit.surrogate):
+        assert flipped.y[place] == 100 * one.flipped
+        assert stays.y[place] == pytest.approx(100 * one.flipped * (one.stays or 0))
+    first = results.correct.sides["teacher"][0]
+    chart = correct_chart(results.correct).only(model="teacher", disturbance="noise 0.3")
+    assert chart.series[0].y == [100 * share for share in first.agreement] and len(chart.series) == 3
+
+
+def test_figures_on_paper(results: Results) -> None:
+    assert results.depth and results.watch and results.edit and results.correct
+    assert len(draw(depth_figure(results.depth)).axes) == 4
+    assert len(draw(watch_figure(results.watch)).axes) == 2
+    assert len(draw(edit_figure(results.edit)).axes) == 2
+    assert len(draw(correct_figure(results.correct)).axes) == 4 * 3
+    assert len(draw_watched_images(results.watch).axes) == 3 * len(results.watch.shown)
