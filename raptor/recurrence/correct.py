@@ -128,7 +128,9 @@ def measure_corrections(
     logits = logits or vit.finish
     first, last = found.spans[phase - 1]
     length = last - first + 1
+    # What follows the phase's own steps: these are run once for all numbers of further steps.
     plans = [repetition_plan(vit, (first, last), length + extra)[length:] for extra in range(max_extra + 1)]
+    # A generator for each, so that no disturbance depends on which others are measured.
     generators = [torch.Generator().manual_seed(seed) for _ in disturbances]
     others = [repeat(None) if one.batches is None else one.batches for one in disturbances]
     num_kept = torch.zeros(1 + len(disturbances), max_extra + 1, dtype=torch.long)
@@ -142,6 +144,7 @@ def measure_corrections(
                 if other is None:
                     entries.append(disturb(vit, entry_btd, one.name, one.size, generator))
                 else:
+                    # The context stays that of the clean image: it holds positions, not pixels.
                     b_0_btd, _ = vit.embed(other.images.to(vit.device))
                     entries.append(vit.unroll(b_0_btd, context, stop=first - 1)[-1])
             for row, start_btd in enumerate(entries):
@@ -149,6 +152,7 @@ def measure_corrections(
                 for extra, plan in enumerate(plans):
                     left_btd = run_blocks(vit, ended_btd, context, plan)
                     class_b = logits(vit.unroll(left_btd, context, start=last)[-1]).argmax(-1)
+                    # The undisturbed state without further steps is the model as it is.
                     if row == 0 and extra == 0:
                         clean_b = class_b
                     num_kept[row, extra] += (class_b == clean_b).sum().cpu()
@@ -171,13 +175,16 @@ def disturb(vit: ViT, x_btd: Tensor, disturbance: str, size: float, generator: t
         raise ValueError(f"a disturbance of size {size:g} is not possible: give a share of at least 0")
     if disturbance == NOISE:
         direction_btd = torch.randn(x_btd.shape, generator=generator).to(x_btd)
+        # Uniform on the sphere, so that its length is exactly what was asked for.
         direction_btd = direction_btd / direction_btd.norm(dim=-1, keepdim=True)
         return x_btd + size * x_btd.norm(dim=-1, keepdim=True) * direction_btd
     where = vit.groups.slice("patches")
     patches_bpd = x_btd[:, where]
     num_dropped = round(size * patches_bpd.shape[1])
+    # The same number in each image; a coin for each patch would vary it.
     order_bp = torch.rand(patches_bpd.shape[:2], generator=generator).argsort(dim=1).to(x_btd.device)
     is_dropped_bp = order_bp < num_dropped
+    # The mean patch and not zeros, which no layer has ever seen.
     mean_b1d = patches_bpd.mean(1, keepdim=True)
     disturbed_btd = x_btd.clone()
     disturbed_btd[:, where] = torch.where(is_dropped_bp[..., None], mean_b1d, patches_bpd)

@@ -103,6 +103,7 @@ def fitting_rules(side: Side, batches: Iterable[Batch], seed: int = 0) -> dict[s
 
     batches: other images than those that are judged, so that no threshold knows them.
     """
+    # Each rule passes over them once.
     kept = list(batches)
     found: dict[str, Rule] = {}
     for name in RULES:
@@ -113,10 +114,12 @@ def fitting_rules(side: Side, batches: Iterable[Batch], seed: int = 0) -> dict[s
             # A threshold of 0 never fires: the states of this phase do not change.
             if threshold > 0:
                 found[f"{name}<{threshold:.3g}"] = make_rule(name, threshold, side.vit.groups, side.read_out)
+    # The null models need no fit: chance and shorter phases mean the same in any model.
     for probability in _PROBABILITIES:
         found[f"random<{probability:g}"] = RandomSkip(probability, seed)
     for share in _SHARES:
         lengths = [max(1, round(share * length)) for length in side.phases]
+        # Where all phases are short, a share of a step rounds to the whole schedule.
         if lengths != list(side.phases):
             found["shorter " + "|".join(map(str, lengths))] = FixedLengths(lengths)
     return found
@@ -139,6 +142,7 @@ class _Listener(Rule):
     def quantiles(self) -> list[float]:
         """Empty where every phase has one step, or too few for this rule."""
         values = torch.cat([*self._values, torch.empty(0, dtype=torch.float64)])
+        # The second difference is infinite at the first step of a phase.
         values = values[values.isfinite()]
         if len(values) == 0:
             return []
@@ -161,6 +165,7 @@ def measure_depth(
     totals = {name: {rule: _Total() for rule in (FULL, *side.rules)} for name, side in sides.items()}
     is_warm = False
     for batch in batches:
+        # The reference runs once for each batch, outside the times of the rules.
         with autocast(precision, batch.images.device):
             wanted_b = _run(reference, FULL, batch.images).output.argmax(-1)
             if not is_warm:
@@ -191,6 +196,7 @@ def _run(side: Side, rule: str, images: Tensor) -> OnDemand:
 
 def _timed_run(side: Side, rule: str, images: Tensor, rounds: int) -> tuple[OnDemand, float]:
     """What a rule gives, and the shortest time that it took."""
+    # Other programs only add to a time, so the shortest is nearest to the machine's own.
     seconds = math.inf
     for _ in range(rounds):
         started = _now(images.device)
@@ -222,6 +228,7 @@ class _Costs:
         images = torch.zeros(1, 3, size, size, device=vit.device)
         with torch.no_grad():
             x_btd, context = vit.embed(images)
+        # Blocks of one phase do the same work, whether they are tied or not.
         blocks = []
         for first, _ in side.phases.spans:
             blocks.append(flops_of(vit, partial(vit.step, first, x_btd, context)))
@@ -256,6 +263,7 @@ class _Total:
         agrees_n = torch.cat(self.agrees)
         num_images = len(agrees_n)
         num_blocks_nk = torch.cat(self.num_blocks)
+        # Counted as one pass, because `finish` embeds a blank image beside what the head does.
         flops = float(costs.whole)
         if self is not full:
             # The classes themselves are read out once for each image.

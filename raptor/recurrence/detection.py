@@ -52,6 +52,7 @@ class Baselines:
             "energy": -torch.logsumexp(logits_nc, dim=-1),
             "mahalanobis": self._mahalanobis(features_nf),
             "nearest neighbours": self._neighbour_distance(features_nf),
+            # Features of strange images are usually shorter, so a short one is unusual.
             "norm": -features_nf.norm(dim=1),
         }
 
@@ -62,6 +63,7 @@ class Baselines:
         for batch in batches:
             with autocast(self.precision, self.teacher.device):
                 last_btd = self.teacher.record(batch.images.to(self.teacher.device))[0][-1]
+                # In float64, because a covariance of nearly equal features is badly conditioned.
                 features.append(self.teacher.features(last_btd).double().cpu())
                 logits.append(self.read_out(last_btd).double().cpu())
         return torch.cat(features), torch.cat(logits)
@@ -74,6 +76,7 @@ class Baselines:
 
     def _neighbour_distance(self, features_nf: Tensor) -> Tensor:
         """Distance of the unit features to the tenth nearest usual image."""
+        # Unit features, as Sun et al. found: their norm would decide the distance otherwise.
         distance_nn = torch.cdist(F.normalize(features_nf, dim=-1), F.normalize(self._usual_nf, dim=-1))
         nearest = min(NUM_NEIGHBOURS, distance_nn.shape[1])
         return distance_nn.sort(dim=1).values[:, nearest - 1]
@@ -100,6 +103,7 @@ def detection(usual_n: Tensor, unusual_n: Tensor, num_resamples: int = _NUM_RESA
     areas = []
     rates = []
     for _ in range(num_resamples):
+        # Both sets are drawn anew, because both are samples.
         some_usual = usual_n[torch.randint(len(usual_n), (len(usual_n),), generator=generator)]
         some_unusual = unusual_n[torch.randint(len(unusual_n), (len(unusual_n),), generator=generator)]
         areas.append(auroc(some_usual, some_unusual))
@@ -116,6 +120,7 @@ def auroc(usual_n: Tensor, unusual_n: Tensor) -> float:
     """Area under the ROC curve, by counting pairs."""
     ordered = usual_n.double().sort().values
     unusual_n = unusual_n.double().contiguous()
+    # By sorting, n log n: a matrix of all pairs of two large sets would not fit in memory.
     below = torch.searchsorted(ordered, unusual_n, right=False)
     up_to = torch.searchsorted(ordered, unusual_n, right=True)
     return float((below + up_to).double().mean() / (2 * len(usual_n)))
@@ -123,6 +128,7 @@ def auroc(usual_n: Tensor, unusual_n: Tensor) -> float:
 
 def false_alarm_rate(usual_n: Tensor, unusual_n: Tensor, detected: float = 0.95) -> float:
     """Share of usual images that score at least as high as the threshold that keeps `detected` of the unusual ones."""
+    # The small addition keeps .05 * 20 from being rounded down to 0.
     num_missed = math.floor((1 - detected) * len(unusual_n) + 1e-9)
     threshold = unusual_n.sort().values[num_missed]
     return float((usual_n >= threshold).double().mean())
@@ -160,6 +166,7 @@ def attack(
     limit_b = step_size_c.to(images).view(1, -1, 1, 1)
     with torch.no_grad():
         class_b = logits_of(images).argmax(-1)
+    # From the image itself and not from a random place near it: the attack is then the same each time.
     changed = images.clone()
     best = images.clone()
     best_score_b = images.new_full((len(images),), torch.inf)
@@ -172,6 +179,7 @@ def attack(
         score_b = torch.zeros_like(gain_b)
         if score_of is not None:
             score_b = score_of(changed)
+            # A weighted sum of both aims would need a weight for each model; taking turns needs none.
             gain_b = torch.where(fools_b, -score_b, gain_b)
         # Of all steps that fool the model, the one with the lowest score is kept; without a watcher the last one.
         is_better_b = fools_b & (score_b.detach() <= best_score_b)
@@ -179,6 +187,7 @@ def attack(
         best = torch.where(is_better_b[:, None, None, None], changed.detach(), best)
         is_fooled_b = is_fooled_b | fools_b
         if step < num_steps:
+            # No image enters the gain of another one, so one backward pass serves the batch.
             (gradient,) = torch.autograd.grad(gain_b.sum(), changed)
             moved = changed.detach() + limit_b / 4 * gradient.sign()
             changed = images + (moved - images).clamp(-limit_b, limit_b)

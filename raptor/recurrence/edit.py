@@ -114,6 +114,7 @@ def class_means(
         states, _ = vit.record(batch.images.to(vit.device))
         logits_bc = logits(states[-1])
         class_b = logits_bc.argmax(-1)
+        # Sums by class as a product of matrices: a loop over classes would wait for the device a thousand times.
         one_hot_bc = F.one_hot(class_b, logits_bc.shape[-1]).double()
         num_c = one_hot_bc.sum(0) if num_c is None else num_c + one_hot_bc.sum(0)
         for layer in layers:
@@ -180,6 +181,7 @@ class _Editor:
         self.to = to
         self.layer = layer
         self.logits = logits
+        # Past the last layer the last phase runs on: a class that is a place of rest would be kept.
         first, last = last_span
         plan = repetition_plan(vit, last_span, last - first + 1 + FURTHER_STEPS)
         self._further = plan[last - first + 1 :]
@@ -199,6 +201,7 @@ class _Editor:
             is_edited_b = (class_b != self.to) & direction_btd.isfinite().flatten(1).all(1)
             step_b = self._smallest_step(state_btd, direction_btd, context)
         self._num_images += int(is_edited_b.sum())
+        # Images that no step flips count in the share and have no other number.
         flips_b = is_edited_b & step_b.isfinite()
         step_b = torch.where(flips_b, step_b, 0.0)
         change_btd = step_b[:, None, None] * direction_btd.nan_to_num()
@@ -220,9 +223,11 @@ class _Editor:
         with torch.no_grad():
             edited_btd = self._rest(state_btd + change_btd, context)
             further_btd = run_blocks(self.vit, edited_btd, context, self._further)
+            # Of equal norm, so that only the direction can explain the difference.
             noise_btd = torch.randn(change_btd.shape, generator=self._generator).to(change_btd)
             random_btd = self._rest(state_btd + _with_norm_of(noise_btd, change_btd), context)
             along_btd = self._rest(state_btd + _with_norm_of(gradient_btd, change_btd), context)
+            # In units of class differences, as norms grow with depth.
             at_end_btd = last_btd + step_b[:, None, None] * self._direction(class_b, self.vit.num_layers, last_btd)
             columns = [
                 step_b,
@@ -258,12 +263,14 @@ class _Editor:
         num_images = len(state_btd)
         low_b = torch.zeros(num_images, device=state_btd.device)
         high_b = torch.full_like(low_b, torch.inf)
+        # A grid first: an image may flip, flip back and flip again along the line, and the first flip is wanted.
         for step in torch.linspace(0, LARGEST_STEP, _NUM_STEPS + 1)[1:].tolist():
             flips_b = self._is_flipped(self._rest(state_btd + step * direction_btd, context))
             is_first_b = flips_b & high_b.isinf()
             high_b = torch.where(is_first_b, step, high_b)
             low_b = torch.where(high_b.isinf(), step, low_b)
         for _ in range(_NUM_BISECTIONS):
+            # Images that never flip are kept at 0, because inf times 0 would be NaN.
             middle_b = torch.where(high_b.isinf(), 0.0, (low_b + high_b) / 2)
             flips_b = self._is_flipped(self._rest(state_btd + middle_b[:, None, None] * direction_btd, context))
             high_b = torch.where(flips_b & high_b.isfinite(), middle_b, high_b)
@@ -276,6 +283,7 @@ class _Editor:
             state_btd = state_btd.detach().requires_grad_()
             logits_bc = self.logits(self._rest(state_btd, context))
             own_b = logits_bc.gather(1, class_b[:, None])[:, 0]
+            # The margin and not the wanted score, which could rise with that of all classes.
             margin = (logits_bc[:, self.to] - own_b).sum()
             return torch.autograd.grad(margin, state_btd)[0]
 
@@ -284,6 +292,7 @@ class _Editor:
         hidden = torch.zeros(len(class_b), self.logits(before_btd).shape[-1], dtype=torch.bool, device=class_b.device)
         hidden[:, self.to] = True
         hidden.scatter_(1, class_b[:, None], True)
+        # With two classes there are no others.
         if bool(hidden.all()):
             return torch.zeros(len(class_b), device=class_b.device)
         # Far below every score, but finite: 0 * inf would be NaN.

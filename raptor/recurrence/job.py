@@ -136,6 +136,7 @@ def open_job(config: OnSurrogate, file: str) -> ToolJob:
     device = pick_device(config.device)
     with seeded(config.seed):
         surrogate, teacher = open_pair(config.run, **config.of_teacher(), device=device, **config.opening())
+    # The result of a distillation stands for its folder.
     source = folder_of(config.run)
     if surrogate is None:
         raise ValueError(f"{teacher.name} is no surrogate: make one with raptor distill")
@@ -147,9 +148,11 @@ def open_job(config: OnSurrogate, file: str) -> ToolJob:
         # --classes names the outputs of the head that judges, which is the file's where there is one.
         teacher = replace(teacher, classes=list(data.classes))
     size = teacher.preprocess.size
+    # A surrogate follows its teacher better on images that it was trained on: agreement there would flatter it.
     images = data.judged(config.num_images, size, also=data.trained_on(source, size))
     if len(images) < 2:
         raise ValueError(f"{data.name} has one image, and shares of images are measured: give at least two with --data")
+    # Before anything is measured: minutes later a refusal to replace a result would be of little use.
     subject = Subject.of(teacher, images, surrogate)
     check_place(folder, subject, file)
     job = ToolJob(

@@ -73,14 +73,17 @@ class Watcher:
         if not errors:
             raise ValueError("there are no images to calibrate with: check --calibrate")
         error_nlg = torch.cat(errors)
+        # A threshold from the images that the medians are of would be too low: they fit themselves.
         usual_nlg = error_nlg[0::2]
         held_out_nlg = error_nlg[1::2]
+        # With fewer scores the conformal rank lies beyond the largest one, and nothing would ever be an alarm.
         least = math.ceil(1 / false_alarms) - 1
         if len(held_out_nlg) < least or len(usual_nlg) < 2:
             raise ValueError(
                 f"{len(error_nlg)} calibration images are too few for {false_alarms:.1%} false alarms: give at least "
                 f"{max(4, 2 * least)}"
             )
+        # Medians, because one strange image among the usual ones would move a mean and a deviation.
         self._centre_lg = usual_nlg.median(dim=0).values
         deviation_lg = (usual_nlg - self._centre_lg).abs().median(dim=0).values
         # A layer whose error is the same for all images would make every other image an alarm.
@@ -107,6 +110,7 @@ class Watcher:
         num_groups = standardised_nlg.shape[2]
         layer_n = place_n // num_groups
         patches_np = map_nlp[torch.arange(len(layer_n)), layer_n]
+        # Relative to the image itself: the map says where, the score says how much.
         patches_np = patches_np / patches_np.median(dim=1, keepdim=True).values.clamp_min(1e-12)
         profile_nl = standardised_nlg.amax(dim=2)
         return score_n, score_n > self.threshold, layer_n + 1, place_n % num_groups, patches_np, profile_nl
@@ -132,6 +136,7 @@ class Watcher:
         by_layer = []
         maps = []
         for target_btd, x_btd in zip(wanted, found):
+            # In float64: the states of a good surrogate differ in few of their digits.
             squares_bt = (target_btd.double() - x_btd.double()).square().sum(-1)
             groups = [squares_bt[:, where].sum(-1).sqrt() for _, where in self.teacher.groups.present()]
             by_layer.append(torch.stack(groups, dim=-1))
@@ -150,6 +155,7 @@ def conformal_threshold(scores_n: Tensor, false_alarms: float) -> float:
     It is the score of rank ceil((n + 1) (1 - false_alarms)) of n calibration scores.
     """
     num = len(scores_n)
+    # One more than there are, because the new image is one of those that are ranked.
     rank = math.ceil((num + 1) * (1 - false_alarms) - 1e-9)
     if rank > num:
         return math.inf
@@ -223,6 +229,7 @@ class Judge:
             found.watched.append(watched)
             found.indices += batch.indices.tolist()
             found.scores.setdefault(WATCHER, []).append(watched.score_n)
+            # The other scores read the same batch, so that an attack or a corruption is made once.
             if self.baselines is not None:
                 for score, value_n in self.baselines.scores([batch]).items():
                     found.scores.setdefault(score, []).append(value_n)
@@ -246,6 +253,7 @@ class Judge:
                 map=watched.map_np[place].view(teacher.grid).tolist(),
                 profile=watched.profile_nl[place].tolist(),
             )
+            # Pictures are made only of candidates, so that a large set costs no more than a small one.
             found.shown = sorted([*found.shown, image], key=lambda one: -one.score)[: self.num_shown]
 
 
@@ -266,6 +274,7 @@ class Judgement:
         """The set in numbers, with every score of it against that of the usual images."""
         if not self.watched:
             return WatchedSet(self.name, 0, 0.0, [], [], [], self.fooled)
+        # Quartiles, because a few huge discrepancies would be all that a mean shows.
         profile_nl = torch.cat([one.profile_nl for one in self.watched])
         lower, middle, upper = profile_nl.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
         alarm_n = torch.cat([one.alarm_n for one in self.watched])
