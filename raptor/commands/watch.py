@@ -49,7 +49,7 @@ class Watching(Result):
         return rows or [{"set": one.name, "images": one.num_images, "alarms": one.alarms} for one in self.measured.sets]
 
     def plot(self) -> Any:
-        """Where in depth both models disagree, and how well each score tells unusual images."""
+        """Where in depth both models disagree."""
         from raptor.report.paper import draw
         from raptor.report.tool import watch_figure
 
@@ -186,7 +186,7 @@ def _attacked_images(
 def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> None:
     from raptor.report.paper import draw
     from raptor.report.style import save_figure
-    from raptor.report.tool import draw_watched_images, watch_figure
+    from raptor.report.tool import draw_watched_images, scores_figure, watch_figure
 
     measured.write(folder)
     text = io.StringIO()
@@ -196,5 +196,8 @@ def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> No
         writer.writerows(one.rows())
     write_text(folder / "watch.csv", text.getvalue())
     save_figure(draw(watch_figure(measured)), folder / "figures" / "watch")
+    scores = scores_figure(measured)
+    if scores is not None:
+        save_figure(draw(scores), folder / "figures" / "watch-scores")
     if measured.shown:
         save_figure(draw_watched_images(measured), folder / "figures" / "watch-images")

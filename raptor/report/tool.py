@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image
 
 from raptor.recurrence.correct import CorrectFile
-from raptor.recurrence.depth import FULL, NULLS, DepthFile, DepthPoint
+from raptor.recurrence.depth import FULL, DepthFile, DepthPoint
 from raptor.recurrence.edit import EditFile
 from raptor.recurrence.watch import WATCHER, WatchFile
 from raptor.report.charts import Axis, Chart, Control, Figure, Section, Series, described
-from raptor.report.markup import bullet_list, part
+from raptor.report.markup import bullet_list, part, table
 from raptor.report.results import Results
 
 _RULES = {
@@ -28,6 +28,8 @@ _RULES = {
     "random": "at random",
     "shorter": "shorter for all",
 }
+_CLEAN = "undisturbed"
+_MODELS = {"twin": "untrained twin", "beside": "other surrogate"}
 _NULL_COLOURS = {"random": "null-shuffled", "shorter": "null-smooth"}
 _COSTS = {"milliseconds": "ms per image", "gflops": "GFLOPs per image"}
 
@@ -36,29 +38,35 @@ def depth_chart(measured: DepthFile) -> Chart:
     """Agreement against cost: a curve for each rule, from its strictest threshold to its loosest."""
     series: list[Series] = []
     for side, points in measured.sides().items():
-        full = [point for point in points if point.family == FULL]
+        families: dict[str, list[DepthPoint]] = {}
+        for point in points:
+            families.setdefault(point.family, []).append(point)
         for place, (family, name) in enumerate(_RULES.items()):
-            own = [point for point in points if point.family == family]
-            colour = _NULL_COLOURS.get(family, f"palette-{place}")
-            if own:
-                series += _depth_curves(side, name, full + own, colour, "null" if family in NULLS else "")
-    options = [(side, side) for side in measured.sides()]
-    controls = [
-        Control("model", "Model", options, "surrogate"),
-        Control("cost", "Cost", list(_COSTS.items()), "milliseconds"),
-    ]
+            # Every curve begins at full depth, which is the model as it is.
+            if family in families:
+                colour = _NULL_COLOURS.get(family, f"palette-{place}")
+                series += _depth_curves(side, name, families[FULL] + families[family], colour)
+    controls = [_model_control(measured.sides()), Control("cost", "Cost", list(_COSTS.items()), "milliseconds")]
     return described("depth", series, {"images": measured.images}, controls=controls)
 
 
-def _depth_curves(side: str, name: str, points: list[DepthPoint], colour: str, style: str) -> list[Series]:
+def _depth_curves(side: str, name: str, points: list[DepthPoint], colour: str) -> list[Series]:
+    """A rule's curve by each cost, from its strictest threshold to its loosest; null models are dotted."""
     curves = []
+    style = "null" if colour.startswith("null") else ""
     for cost in _COSTS:
-        ordered = sorted(points, key=lambda point: getattr(point, cost))
-        costs = [getattr(point, cost) for point in ordered]
-        agreement = [100 * point.agreement for point in ordered]
-        when = {"model": [side], "cost": [cost]}
-        curves.append(Series(name, costs, agreement, colour=colour, side=style, base=name, when=when))
+        line = Series(name, [], [], colour=colour, side=style, base=name)
+        line.when = {"model": [side], "cost": [cost]}
+        for point in points:
+            line.x.append(getattr(point, cost))
+            line.y.append(100 * point.agreement)
+        curves.append(line)
     return curves
+
+
+def _model_control(sides: Iterable[str]) -> Control:
+    """The chooser of a model, the surrogate first."""
+    return Control("model", "Model", [(side, _MODELS.get(side, side)) for side in sides], "surrogate")
 
 
 def depth_figure(measured: DepthFile) -> Figure:
@@ -82,7 +90,9 @@ def watch_chart(measured: WatchFile) -> Chart:
     for place, one in enumerate(measured.sets):
         if one.profile:
             layers = list(range(1, len(one.profile) + 1))
-            line = Series(one.name, layers, one.profile, colour=f"palette-{place}", lower=one.lower, upper=one.upper)
+            line = Series(
+                _short(one.name), layers, one.profile, colour=f"palette-{place}", lower=one.lower, upper=one.upper
+            )
             series.append(line)
     say = {"num": measured.num_calibration, "calibration": measured.calibration}
     return described("watch", series, say, phases=measured.phases, level=measured.threshold)
@@ -90,23 +100,46 @@ def watch_chart(measured: WatchFile) -> Chart:
 
 def scores_chart(measured: WatchFile) -> Chart | None:
     """How well the watcher and the other scores tell each unusual set from the usual images; None without any."""
-    compared = [one for one in measured.sets if one.scores]
-    if not compared:
+    series: dict[str, Series] = {}
+    for one in measured.sets:
+        for score, found in (one.scores or {}).items():
+            name = "watcher" if score == WATCHER else score
+            line = series.setdefault(score, Series(name, [], [], colour=f"palette-{len(series)}"))
+            line.x.append(_short(one.name))
+            line.y.append(found.auroc)
+    if not series:
         return None
-    series: list[Series] = []
-    for place, score in enumerate(compared[0].scores or {}):
-        found = [(one.scores or {})[score] for one in compared]
-        name = "watcher" if score == WATCHER else score
-        line = Series(name, [one.name for one in compared], [one.auroc for one in found], colour=f"palette-{place}")
-        line.lower = [one.auroc_interval[0] for one in found]
-        line.upper = [one.auroc_interval[1] for one in found]
-        series.append(line)
-    return described("watch-scores", series, level=0.5)
+    return described("watch-scores", list(series.values()), level=0.5)
+
+
+def _short(name: str) -> str:
+    """The name of a set without its folders and the ending of an archive."""
+    return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zip")
 
 
 def watch_figure(measured: WatchFile) -> Figure:
-    """Where in depth, and how well beside other scores."""
-    return Figure([[watch_chart(measured), scores_chart(measured)]], "Watching", (5.2, 3.4), source=measured.images)
+    """Where in depth both models disagree."""
+    return Figure([[watch_chart(measured)]], size=(6.4, 3.6), source=measured.images)
+
+
+def scores_figure(measured: WatchFile) -> Figure | None:
+    """The watcher beside the scores without a surrogate; None where no set is known to be unusual."""
+    chart = scores_chart(measured)
+    if chart is None:
+        return None
+    return Figure([[chart]], size=(6.4, 3.6), source=measured.images)
+
+
+def _scores_table(measured: WatchFile) -> str:
+    """AUROC and false alarms of every score on every set, with their intervals."""
+    rows = []
+    for one in measured.sets:
+        for score, found in (one.scores or {}).items():
+            area = f"{found.auroc:.3f} ({found.auroc_interval[0]:.3f} to {found.auroc_interval[1]:.3f})"
+            rate = f"{found.fpr95:.3f} ({found.fpr95_interval[0]:.3f} to {found.fpr95_interval[1]:.3f})"
+            rows.append((_short(one.name), "watcher" if score == WATCHER else score, area, rate))
+    head = ("unusual images", "score", "AUROC (95 %)", "false alarms at 95 % detected (95 %)")
+    return table(head, rows)
 
 
 def draw_watched_images(measured: WatchFile) -> Any:
@@ -147,18 +180,18 @@ def edit_chart(measured: EditFile) -> Chart:
     """Shares of images that the edit and its controls flip, at the end of each phase."""
     series: list[Series] = []
     for side, results in measured.sides().items():
-        phases = [one.phase for one in results]
         for place, (key, name) in enumerate(_EDITS.items()):
-            shares = []
+            line = Series(name, [], [], colour=f"palette-{place}", base=name, when={"model": [side]})
             for one in results:
-                value = getattr(one, key)
-                # The controls are measured on the images that the edit flips.
-                share = one.flipped if key == "flipped" else one.flipped * (value or 0.0)
-                shares.append(100 * share)
-            when = {"model": [side]}
-            series.append(Series(name, phases, shares, colour=f"palette-{place}", base=name, when=when))
-    control = Control("model", "Model", [(side, side) for side in measured.sides()], "surrogate")
-    return described("edit", series, {"name": measured.class_name}, controls=[control])
+                share = one.flipped
+                if key != "flipped":
+                    # The controls are measured on the images that the edit flips.
+                    share *= getattr(one, key) or 0.0
+                line.x.append(one.phase)
+                line.y.append(100 * share)
+            series.append(line)
+    controls = [_model_control(measured.sides())]
+    return described("edit", series, {"name": measured.class_name}, controls=controls)
 
 
 def edit_figure(measured: EditFile) -> Figure:
@@ -171,36 +204,41 @@ def edit_figure(measured: EditFile) -> Figure:
 def correct_chart(measured: CorrectFile) -> Chart:
     """Agreement with the clean image after a disturbance, by the number of further steps of a phase."""
     series: list[Series] = []
-    names: list[str] = []
+    names: dict[str, str] = {}
     for side, corrections in measured.sides.items():
         for one in corrections:
             name = f"{one.disturbance} {one.size:g}"
-            if name not in names:
-                names.append(name)
-            steps = list(range(len(one.agreement)))
-            shares = [100 * share for share in one.agreement]
-            line = Series(f"phase {one.phase}", steps, shares, colour=f"palette-{one.phase - 1}")
-            line.when = {"model": [side], "disturbance": [name]}
-            series.append(line)
-    controls = [
-        Control("model", "Model", [(side, _MODELS.get(side, side)) for side in measured.sides], "surrogate"),
-        Control("disturbance", "Disturbance", [(name, name) for name in names], names[0]),
-    ]
-    return described("correct", series, controls=controls)
+            names[name] = name
+            series.append(_correction(side, name, one.phase, one.agreement))
+        # What the steps cost an undisturbed image is the same beside every disturbance of a phase.
+        clean = {one.phase: one.agreement_clean for one in corrections}
+        for phase, agreement in clean.items():
+            series.append(_correction(side, _CLEAN, phase, agreement))
+    names[_CLEAN] = _CLEAN
+    chooser = Control("disturbance", "Disturbance", list(names.items()), next(iter(names)))
+    return described("correct", series, controls=[_model_control(measured.sides), chooser])
 
 
-_MODELS = {"twin": "untrained twin", "beside": "other surrogate"}
+def _correction(side: str, name: str, phase: int, agreement: list[float]) -> Series:
+    shares = (100 * np.array(agreement)).tolist()
+    line = Series(f"phase {phase}", list(range(len(shares))), shares, colour=f"palette-{phase - 1}")
+    line.when = {"model": [side], "disturbance": [name]}
+    return line
 
 
 def correct_figure(measured: CorrectFile) -> Figure:
     """A column for each model, a row for each disturbance."""
     chart = correct_chart(measured)
     models, disturbances = chart.controls
+    # The panels are too small for the words of the page.
+    short_x = replace(chart.x, label="further steps")
+    short_y = replace(chart.y, label="agreement (%)")
     panels = []
     for name, _ in disturbances.options:
         row = []
         for side, label in models.options:
-            row.append(replace(chart.only(model=side, disturbance=name), title=f"{label}, {name}"))
+            panel = chart.only(model=side, disturbance=name)
+            row.append(replace(panel, title=f"{label}, {name}", x=short_x, y=short_y))
         panels.append(row)
     return Figure(panels, "Further steps after a disturbance", (2.9, 2.4), same_y=True, source=measured.images)
 
@@ -214,38 +252,31 @@ LEAD = (
 def tool(results: Results) -> Section:
     """Depth on demand, watching, editing and correcting, as far as they were measured."""
     section = Section("tool", "As a tool", "Recurrence as a tool", LEAD)
-    for name, charts in (
-        ("depth", _charts(results.depth, depth_chart)),
-        ("watch", _charts(results.watch, watch_chart, scores_chart)),
-        ("edit", _charts(results.edit, edit_chart)),
-        ("correct", _charts(results.correct, correct_chart)),
-    ):
+    for name, (title, command, makers) in _PARTS.items():
         file = getattr(results, name)
         if file is None:
-            section.hint = section.hint or _COMMANDS[name]
+            section.hint = section.hint or command
             continue
-        section.body.append(part(_TITLES[name], f"Measured on {file.images}."))
-        section.body.append(bullet_list(file.findings))
-        section.body += charts
-        if name == "watch" and file.shown:
-            section.body.append(_watched_pictures(file))
+        section.body += [part(title, f"Measured on {file.images}."), bullet_list(file.findings)]
+        for make in makers:
+            chart = make(file)
+            if chart is not None:
+                section.body.append(chart)
+        if name == "watch" and scores_chart(file) is not None:
+            section.body.append(_scores_table(file))
+    if results.watch is not None and results.watch.shown:
+        section.body += [part("Watched images", _PICTURES), _watched_pictures(results.watch)]
     return section
 
 
-_TITLES = {"depth": "Depth on demand", "watch": "Watching", "edit": "Editing", "correct": "Correcting"}
-_COMMANDS = {
-    "depth": "raptor depth",
-    "watch": "raptor watch --unusual noise blur",
-    "edit": "raptor edit --to CLASS",
-    "correct": "raptor correct",
+_PICTURES = "Those with the highest scores; below each the patches on which both models disagree most are bright."
+_PARTS: dict[str, tuple[str, str, tuple[Callable[[Any], Chart | None], ...]]] = {
+    "depth": ("Depth on demand", "raptor depth", (depth_chart,)),
+    "watch": ("Watching", "raptor watch --unusual noise blur", (watch_chart, scores_chart)),
+    "edit": ("Editing", "raptor edit --to CLASS", (edit_chart,)),
+    "correct": ("Correcting", "raptor correct", (correct_chart,)),
 }
-
-
-def _charts(file: Any, *makers: Callable[[Any], Chart | None]) -> list[Chart]:
-    if file is None:
-        return []
-    charts = [maker(file) for maker in makers]
-    return [chart for chart in charts if chart is not None]
+"""Title, command and charts of each part."""
 
 
 def _watched_pictures(measured: WatchFile) -> str:

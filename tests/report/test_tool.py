@@ -22,6 +22,7 @@ from raptor.report.tool import (
     edit_chart,
     edit_figure,
     scores_chart,
+    scores_figure,
     tool,
     watch_chart,
     watch_figure,
@@ -48,7 +49,7 @@ def test_a_curve_for_each_rule_starts_at_full_depth(results: Results) -> None:
     full = results.depth.teacher[0]
     for series in chart.series:
         assert full.milliseconds in series.x and max(series.y) == 100 * full.agreement == 100
-        assert list(series.x) == sorted(series.x)
+        assert (series.x[0], series.y[0]) == (full.milliseconds, 100)
 
 
 def test_the_section_shows_what_was_measured(results: Results) -> None:
@@ -60,13 +61,13 @@ def test_the_section_shows_what_was_measured(results: Results) -> None:
     assert tool(Results(COMMITTED)).hint == "raptor depth"
 
 
-def test_scores_are_the_intervals_of_the_file(results: Results) -> None:
+def test_scores_are_those_of_the_file(results: Results) -> None:
     assert results.watch is not None
     chart = scores_chart(results.watch)
     assert chart is not None and chart.series[0].name == "watcher"
     unusual = results.watch.sets[1:]
-    assert chart.series[0].x == [one.name for one in unusual]
-    assert chart.series[0].lower == [one.scores["surrogate"].auroc_interval[0] for one in unusual if one.scores]
+    assert chart.series[0].y == [one.scores["surrogate"].auroc for one in unusual if one.scores]
+    assert f"{unusual[0].scores['norm'].fpr95:.3f}" in tool(results).html
     assert scores_chart(replace(results.watch, sets=results.watch.sets[:1])) is None
     assert watch_chart(results.watch).level == results.watch.threshold
 
@@ -85,7 +86,9 @@ def test_edits_and_corrections_are_in_percent_of_all_images(results: Results) ->
 def test_figures_on_paper(results: Results) -> None:
     assert results.depth and results.watch and results.edit and results.correct
     assert len(draw(depth_figure(results.depth)).axes) == 4
-    assert len(draw(watch_figure(results.watch)).axes) == 2
+    assert len(draw(watch_figure(results.watch)).axes) == 1
+    scores = scores_figure(results.watch)
+    assert scores is not None and len(draw(scores).axes) == 1
     assert len(draw(edit_figure(results.edit)).axes) == 2
-    assert len(draw(correct_figure(results.correct)).axes) == 4 * 3
+    assert len(draw(correct_figure(results.correct)).axes) == 5 * 3
     assert len(draw_watched_images(results.watch).axes) == 3 * len(results.watch.shown)
