@@ -762,8 +762,6 @@ class EditConfig(OnSurrogate):
     """the phase, 1 to k; by default each of them."""
     num_images: Number = 128
     """how many images are edited."""
-    mean_images: Number = 1000
-    """training images whose states give the means of the classes."""
 
 
 @dataclass(kw_only=True)

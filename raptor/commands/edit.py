@@ -14,6 +14,8 @@ from raptor.recurrence.edit import EditFile, EditResult, class_means, edit_findi
 from raptor.recurrence.job import ToolJob, chosen_phases, open_job
 from raptor.streaming import Result
 
+_MEAN_IMAGES = 1000  # training images whose states give the means of the classes
+
 
 @dataclass
 class Editing(Result):
@@ -51,7 +53,7 @@ def edit(config: EditConfig) -> Editing:
     to = _class_number(job, config.to)
     phases = chosen_phases(job.phases, config.at)
     ends = [last for _, last in job.phases.spans]
-    fitted = job.training_images(config.mean_images)
+    fitted = job.training_images(config.train_images or _MEAN_IMAGES)
     sides: dict[str, list[EditResult]] = {}
     for side, vit in (("surrogate", job.surrogate), ("teacher", job.teacher)):
         read_out = job.read_out(vit)

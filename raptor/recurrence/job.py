@@ -187,14 +187,14 @@ def _find_head(job: ToolJob) -> tuple[Head, str]:
         size = job.teacher.preprocess.size
         fitted = job.data.labelled(job.data.training(None, size), job.images, size)
         train = head_batches(
-            job.teacher, fitted, job.batch_size, head_images=config.head_images, num_workers=config.num_workers
+            job.teacher, fitted, job.batch_size, head_images=config.train_images, num_workers=config.num_workers
         )
     head, source = resolve_head(
         job.teacher,
         train,
         file=config.head_file,
         cache=job.folder / "head.safetensors",
-        head_images=config.head_images,
+        head_images=config.train_images,
         precision=job.precision,
     )
     if head is None:

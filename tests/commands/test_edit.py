@@ -11,7 +11,7 @@ from raptor.cli import main
 from raptor.commands import edit
 from raptor.recurrence.edit import EditFile
 
-FEW = ["--num_images", "6", "--mean_images", "120", "--device", "cpu"]
+FEW = ["--num_images", "6", "--train_images", "120", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_edit_at_one_phase(tmp_path: Path) -> None:
-    options = dict(at=2, num_images=6, mean_images=200, device="cpu")
+    options = dict(at=2, num_images=6, train_images=200, device="cpu")
     found = edit("scenes-k3", to="matte cube", out=str(tmp_path), **options)
     measured = EditFile.read(tmp_path)
     assert (measured.to, measured.class_name, measured.num_means) == (4, "matte cube", 200)
