@@ -698,7 +698,6 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
 class OnSurrogate(Opening, OfTeacher, Measuring, GivenHead, Running):
     """What the commands that use a surrogate as a tool share."""
 
-    title = "tool"
     POSITIONAL = ("run",)
 
     run: Model = field(kw_only=False)
