@@ -134,9 +134,11 @@ def _open_both(
 ) -> tuple[ImageData, ImageData] | tuple[DenseData, DenseData]:
     """Training and held-out data of the task."""
     limit, val_images, task = config.train_images, config.num_images, config.task
+    # A surrogate has also seen the images of its run, which need not be those that heads are fitted on.
+    seen = chosen.trained_on(folder_of(config.model), size)
     if task == "classify":
         train = chosen.training(limit, size)
-        judged = chosen.judged(val_images, size, like=train)
+        judged = chosen.judged(val_images, size, like=train, also=seen)
         tell_of_new_classes(train, judged)
         return train, judged
     train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)
@@ -148,4 +150,6 @@ def _open_both(
     judged_frames = open_dense(val_spec, chosen.judged_split, task, limit=val_images, size=size)
     if chosen.judged_split not in ("train", "all"):
         check_apart(train_frames, judged_frames)
+        if seen is not None:
+            check_apart(seen, judged_frames)
     return train_frames, judged_frames

@@ -223,6 +223,18 @@ def test_a_run_in_another_folder_does_not_read_images_of_the_same_name(
     assert capsys.readouterr().err.endswith(f"{said}where the run was made\n")
 
 
+@pytest.mark.parametrize("command", ["evaluate", "probe"])
+def test_a_surrogate_is_not_judged_on_what_its_run_was_trained_on(
+    command: str, two_places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though the heads, or the null models, are fitted on other images."""
+    chosen = ChosenData("photos")
+    run = _run(two_places / "run", chosen.training(), chosen.judged(2))
+    words = ["--data", str(two_places / "there/photos"), "--val", str(two_places / "here/photos")]
+    assert main([command, run, *words, "--device", "cpu", "--out", str(two_places / "out")]) == 2
+    assert "that were compared are also in the training images of photos" in capsys.readouterr().err
+
+
 def test_the_images_of_a_run_are_known_however_they_are_read(two_places: Path) -> None:
     """Its limits, its split, joined sets, images in memory, labels: all of them open again; so does an older run."""
     more = write_hashed(two_places / "here/more", [f"train/{i}.png" for i in range(5)] + ["val/x.png"])
