@@ -29,8 +29,10 @@ _MIN_DEVIATION = 4.0  # of colours: all flat pictures look alike
 
 def describe_images(train: Items, val: Items) -> Described:
     """The number and the fingerprint of a run's images, to notice when they change."""
-    parts = {"train": train, "val": val}
-    return {part: {"num_images": len(data), "fingerprint": data.fingerprint()} for part, data in parts.items()}
+    described = {}
+    for part, data in (("train", train), ("val", val)):
+        described[part] = {"num_images": len(data), "fingerprint": data.fingerprint()}
+    return described
 
 
 def check_apart(train: Items, judged: Items, role: str = "training images", remedy: str | None = None) -> None:
@@ -90,17 +92,20 @@ def _size(data: Items, index: int) -> int:
 
 def _same_files(train: Items, judged: Items, rows: list[int], same_keys: list[int]) -> dict[int, str]:
     """Which judged files are training files, among all of the same name and a sample of 10,000 others."""
-    row_sizes = {row: _size(judged, row) for row in rows}
-    sizes = set(row_sizes.values()) - {0}
-    if not sizes:
-        return {}
+    digests = {}
+    sizes = set()
+    for row in rows:
+        size = _size(judged, row)
+        if size:
+            sizes.add(size)
+            digests[row] = _digest(judged, row)
+    # Only files of one size can be equal, so that few are read.
     looked_at = dict.fromkeys([*same_keys, *choose_sample(train.keys, NUM_SIZES)])
-    of_one_size = [index for index in looked_at if _size(train, index) in sizes]
+    of_one_size = [index for index in looked_at if sizes and _size(train, index) in sizes]
     name_of: dict[bytes | None, str] = {}
     for index in of_one_size[:_MAX_READ]:
         name_of.setdefault(_digest(train, index), train.names[index])
     name_of.pop(None, None)  # a file that cannot be read
-    digests = {row: _digest(judged, row) for row, size in row_sizes.items() if size}
     return {row: name_of[digest] for row, digest in digests.items() if digest in name_of}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from raptor.data.classes import number_labels, number_names
 from raptor.data.folder import SUFFIXES, ListedImages, arrange, count_unread, is_hidden, is_image_path, no_images
-from raptor.data.images import check_file_size
+from raptor.data.images import File, check_file_size
 from raptor.data.index import Listing, announced, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
@@ -133,7 +133,11 @@ def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
     first = min((info.header_offset for info in infos), default=0)
     if first and _read_at(archive, 0, len(_ZIP_START)) == _ZIP_START:
         raise ValueError(f"{archive} is several zips end to end, and only the last can be listed: give each by itself")
-    return {_plain_path(info.filename): info for info in infos if not info.filename.endswith(("/", "\\"))}
+    files = {}
+    for info in infos:
+        if not info.filename.endswith(("/", "\\")):  # a folder
+            files[_plain_path(info.filename)] = info
+    return files
 
 
 def _plain_path(name: str) -> str:
@@ -149,12 +153,9 @@ class ZipImages(ListedImages):
         _handle.cache_clear()  # an archive of that name may have been replaced
         super().__init__(spec, indexed("zip", self.archives, lambda: _list_zips(self.archives, spec)))
 
-    def num_bytes(self, position: int) -> int:
-        return int(self.where["num_bytes"][position])
-
-    def content(self, position: int) -> bytes:
-        archive, *numbers = (int(self.where[name][position]) for name in _ZIP_COLUMNS)
-        return ZipEntry(self.archives[archive], self.paths[position], *numbers).read()
+    def file(self, position: int) -> File:
+        archive, *numbers = self.row(position, _ZIP_COLUMNS)
+        return ZipEntry(self.archives[archive], self.paths[position], *numbers)
 
 
 def _list_zips(archives: list[str], spec: str) -> Listing:
@@ -200,6 +201,18 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
     )
 
 
+class _TarEntry(NamedTuple):
+    """Where a file lies in a plain tar."""
+
+    archive: str
+    offset: int
+    num_bytes: int
+
+    def read(self) -> bytes:
+        check_file_size(self.num_bytes)
+        return _read_at(self.archive, self.offset, self.num_bytes)
+
+
 class _TarSample(NamedTuple):
     """An image in a tar: the name of its sample, its path, where it lies, and what the file of its label holds."""
 
@@ -222,13 +235,9 @@ class TarImages(ListedImages):
         _handle.cache_clear()  # an archive of that name may have been replaced
         super().__init__(f"wds/{pattern}", indexed("tar", self.archives, lambda: _list_tars(self.archives, pattern)))
 
-    def num_bytes(self, position: int) -> int:
-        return int(self.where["size"][position])
-
-    def content(self, position: int) -> bytes:
-        archive, offset, size = (int(self.where[name][position]) for name in _TAR_COLUMNS)
-        check_file_size(size)
-        return _read_at(self.archives[archive], offset, size)
+    def file(self, position: int) -> File:
+        archive, offset, size = self.row(position, _TAR_COLUMNS)
+        return _TarEntry(self.archives[archive], offset, size)
 
 
 def _list_tars(archives: list[str], pattern: str) -> Listing:
@@ -243,21 +252,22 @@ def _list_tars(archives: list[str], pattern: str) -> Listing:
         raise no_images(pattern, "entries key.jpg, key.png or key.webp", left_out)
     if None in parts:  # the names of archives are splits only if all of them are
         parts = [None] * len(samples)
-    names = [sample.key for sample in samples]
+    # By columns: a shard of ImageNet has ten thousand samples, a set a million.
+    numbers, names, paths, offsets, sizes, values = zip(*samples)
     if len(set(names)) != len(names):  # shards may each count from 0
-        names = [f"{Path(archives[sample.archive]).stem}/{sample.key}" for sample in samples]
+        stems = [Path(archive).stem for archive in archives]
+        names = tuple(f"{stems[number]}/{name}" for number, name in zip(numbers, names))
     if len(set(names)) != len(names):  # two shards have one name, in two folders
-        names = [f"{name}@{sample.offset}" for name, sample in zip(names, samples)]
-    labels, classes = number_labels([sample.label for sample in samples], archives[0])
-    rows = [(sample.archive, sample.offset, sample.size) for sample in samples]
+        names = tuple(f"{name}@{offset}" for name, offset in zip(names, offsets))
+    labels, classes = number_labels(values, archives[0])
     return Listing(
         PackedNames.pack(names),
-        PackedNames.pack(split_keys(sample.path for sample in samples)),
+        PackedNames.pack(split_keys(paths)),
         labels,
         classes,
         parts,
         archives,
-        dict(zip(_TAR_COLUMNS, np.array(rows, dtype=np.int64).T)),
+        dict(zip(_TAR_COLUMNS, np.array([numbers, offsets, sizes], dtype=np.int64))),
         dict(left_out),
     )
 
@@ -305,7 +315,7 @@ def _key_and_suffix(path: str) -> tuple[str, str]:
 
 def _suffix_rank(suffix: str) -> tuple[int, int]:
     """The least is the image of a sample: `.jpg`, then `.png`, then `.depth.png`."""
-    return suffix.count("."), next(i for i, known in enumerate(SUFFIXES) if suffix.endswith(known))
+    return suffix.count("."), SUFFIXES.index(f".{suffix.rpartition('.')[2]}")
 
 
 def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarInfo]:
@@ -371,4 +381,7 @@ def _read_label_file(archive: str, member: tarfile.TarInfo) -> Any:
         return -1
     if not isinstance(value, dict):
         return value
-    return next((value[key] for key in _LABEL_KEYS if key in value), None)
+    for key in _LABEL_KEYS:
+        if key in value:
+            return value[key]
+    return None

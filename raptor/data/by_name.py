@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from raptor.data.archives import TarImages, ZipImages
@@ -14,13 +15,14 @@ from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import FolderImages, tell_once
 from raptor.data.given import given_images
 from raptor.data.hub import open_hub
-from raptor.data.images import ImageData
+from raptor.data.images import File, ImageData
 from raptor.data.memory import JoinedImages
 from raptor.data.split import Split, choose_sample, choose_split
 
 NAMED = ("scenes", "cifar10", "cifar100")
 """Data that is not a path."""
-DENSE_KINDS = ("scenes", "ade20k", "nyuv2")
+_TASKS = {"ade20k": "segment", "nyuv2": "depth"}  # that each set has targets for, whatever its layout
+DENSE_KINDS = ("scenes", *_TASKS)
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
 _PREFIXES = {"hf": "hf", "huggingface": "hf", "wds": "wds", "webdataset": "wds"}
 _MAX_SIBLINGS = 1000  # folders that a misspelt name is compared with
@@ -40,14 +42,18 @@ def as_spec(given: Any) -> Any:
     names = list(map(str, given))
     if not names:
         raise ValueError(f"no data is given: name {_ACCEPTED}")
-    return names[0] if len(names) == 1 else names
+    if len(names) == 1:
+        return names[0]
+    return names
 
 
 def spec_text(spec: str | Sequence[str] | ImageData) -> str:
     """The name of data, or of several sets that are joined."""
     if isinstance(spec, ImageData):
         return spec.name
-    return spec if isinstance(spec, str) else " ".join(spec)
+    if isinstance(spec, str):
+        return spec
+    return " ".join(spec)
 
 
 def open_data(
@@ -72,10 +78,19 @@ def open_data(
         size: the side at which scenes are drawn; other data keep their own.
         skip_bad: leave out unreadable images and name them in `.bad`; otherwise they stop the run.
     """
-    spec = as_spec(() if spec is None else spec)
-    names = list(spec) if isinstance(spec, list | tuple) else [spec]
-    opened = {name: _open_one(name, split, size) for name in dict.fromkeys(names)}
-    data = opened[names[0]] if len(names) == 1 else JoinedImages([opened[name] for name in names])
+    if spec is None:
+        spec = []  # refused below, as a list without a name is
+    spec = as_spec(spec)
+    names = [spec]
+    if isinstance(spec, list | tuple):
+        names = list(spec)
+    opened: dict[Any, ImageData] = {}
+    for name in names:
+        if name not in opened:  # a set that is joined with itself is one object, and so is decoded once
+            opened[name] = _open_one(name, split, size)
+    data = opened[names[0]]
+    if len(names) > 1:
+        data = JoinedImages(list(map(opened.__getitem__, names)))
     if limit is not None:
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
@@ -91,7 +106,7 @@ def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageDat
     whole = spec if isinstance(spec, ImageData) else _open_reader(spec)
     chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name))
     if whole.labels is not None and chosen.labels is None:
-        num_missing = sum(label < 0 for label in whole.labels)
+        num_missing = int(np.sum(np.array(whole.labels) < 0))
         tell_once(f"the labels of {whole.name} ({split}) are not used: {num_missing:,} of its images have none")
     return chosen
 
@@ -107,8 +122,8 @@ def _open_reader(spec: str) -> ImageData:
         from raptor.data.imagenet import ImageNetImages
 
         return ImageNetImages(path)
-    if kind in ("nyuv2", "ade20k") and path:
-        return _FrameImages(_open_dense_reader(spec, "depth" if kind == "nyuv2" else "segment"))
+    if kind in _TASKS and path:
+        return _FrameImages(_open_dense_reader(spec, _TASKS[kind]))
     if spec.startswith("hf/") and len(spec) > 3:
         return open_hub(spec[3:])
     if spec.startswith("wds/") or spec.lower().endswith(".tar"):
@@ -130,11 +145,8 @@ class _FrameImages(ImageData):
         super().__init__(frames.name, frames.names, parts=frames.parts, keys=frames.keys)
         self.frames = frames
 
-    def num_bytes(self, position: int) -> int:
-        return self.frames.num_bytes(position)
-
-    def content(self, position: int) -> bytes:
-        return self.frames.content(position)
+    def file(self, position: int) -> File | None:
+        return self.frames.file(position)
 
     def stamp(self, position: int) -> int:
         """The size of the image's own file; targets do not matter."""
@@ -163,11 +175,15 @@ def open_dense(
         from raptor.data.scenes.drawn import SceneFrames
 
         data: DenseData = SceneFrames(split, task, size)
-        return data if limit is None else data.select(range(min(limit, len(data))))
+        if limit is not None:
+            data = data.select(range(min(limit, len(data))))
+        return data
     data = _open_dense_reader(spec, task)
     if split != "all":
         data = data.select(choose_split(data.keys, data.parts, split, data.name))
-    return data if limit is None else data.select(choose_sample(data.keys, limit))
+    if limit is not None:
+        data = data.select(choose_sample(data.keys, limit))
+    return data
 
 
 def _open_dense_reader(spec: str, task: str) -> DenseData:
@@ -187,7 +203,7 @@ def _open_dense_reader(spec: str, task: str) -> DenseData:
 def _did_you_mean(spec: str, names: Sequence[str]) -> str:
     """The name that is nearest to an unknown one, for a message; empty if none is near."""
     head, mark, tail = spec.replace(":", "/", 1).partition("/")
-    if spec in ("nyuv2", "ade20k", "imagenet"):
+    if spec in (*_TASKS, "imagenet"):
         return f", write {spec}:PATH"
     if mark and tail and head.lower() in _PREFIXES:
         return f", did you mean {_PREFIXES[head.lower()]}/{tail}?"
@@ -198,4 +214,6 @@ def _did_you_mean(spec: str, names: Sequence[str]) -> str:
         near = difflib.get_close_matches(str(folder), [*names, *siblings], 1, 0.8)
     if not near:
         return ""
-    return f", did you mean {near[0]}:PATH?" if near[0] in ("nyuv2", "ade20k") else f", did you mean {near[0]}?"
+    if near[0] in _TASKS:
+        near[0] += ":PATH"
+    return f", did you mean {near[0]}?"

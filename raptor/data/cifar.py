@@ -22,9 +22,8 @@ from raptor.data.archives import ZipEntry, zip_files
 from raptor.data.images import ImageData, one_line, open_image
 from raptor.data.index import cache_folder
 
+_VERSIONS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 _CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-
-
 _LABEL_KEYS = {"cifar10": "labels", "cifar100": "fine_labels"}
 _SHEETS = {"train": [f"data_batch_{i}.png" for i in range(1, 6)], "test": ["test_batch.png"]}
 _SHEET_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}  # the package's own spelling
@@ -61,66 +60,87 @@ def _load_pickle(name: str, content: bytes) -> dict[str, Any]:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    return value
+
+
+_Part = tuple[list[np.ndarray], list[int]]
+"""Pixels, each array uint8 (N, 32, 32, 3), and labels of one part."""
 
 
 class CifarImages(ImageData):
     """All images of CIFAR in memory; the test images are its own validation split."""
 
     def __init__(self, kind: str, path: str | None = None) -> None:
-        version = CIFAR10 if kind == "cifar10" else CIFAR100  # torchvision knows the names of the files
-        batches = {
-            "train": [name for name, _ in version.train_list],
-            "test": [name for name, _ in version.test_list],
-        }
+        version = _VERSIONS[kind]  # torchvision knows the names of the files
         source = _find_cifar(version, kind, path)
-        sheets = [*_SHEETS["train"], *_SHEETS["test"], *_SHEET_LABELS.values()]
+        pickles = {"train": [name for name, _ in version.train_list], "test": [name for name, _ in version.test_list]}
         meta = version.meta["filename"]
-        pickles = [*batches["train"], *batches["test"], meta]
-        files = _read_files(source, {*pickles, *sheets})
+        needed = [*pickles["train"], *pickles["test"], meta]
+        sheets = [*_SHEETS["train"], *_SHEETS["test"], *_SHEET_LABELS.values()]
+        files = _read_files(source, {*needed, *sheets})
         has_pickles = meta in files
-        if not has_pickles and (kind != "cifar10" or "test_batch.png" not in files):
-            raise ValueError(f"{source} holds no {kind}; expected the files of {version.base_folder}")
-        missing = [name for name in (pickles if has_pickles else sheets) if name not in files]
+        if not has_pickles:
+            if kind != "cifar10" or "test_batch.png" not in files:
+                raise ValueError(f"{source} holds no {kind}; expected the files of {version.base_folder}")
+            needed = sheets
+        missing = [name for name in needed if name not in files]
         if missing:
             raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of it")
         classes = _CIFAR10_CLASSES
-        pixels = []
+        pixels: list[np.ndarray] = []
         labels: list[int] = []
         parts: list[str] = []
         names: list[str] = []
         try:
-            loaded = {name: _load_pickle(name, files[name]) for name in pickles if has_pickles}
             if has_pickles:
-                classes = [_text(name) for name in loaded[meta][version.meta["key"]]]
+                classes = list(map(_text, _load_pickle(meta, files[meta])[version.meta["key"]]))
             for part in ("train", "test"):
-                before = len(labels)
                 if has_pickles:
-                    for name in batches[part]:
-                        batch = loaded[name]
-                        planes = _whole_numbers(batch["data"]).reshape(-1, 3, 32, 32)
-                        if planes.dtype != np.uint8:
-                            raise ValueError(f"its pixels are {planes.dtype} and not uint8")
-                        pixels.append(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)))
-                        labels += _whole_numbers(batch[_LABEL_KEYS[kind]]).tolist()
+                    own_pixels, own_labels = _read_pickles(files, pickles[part], _LABEL_KEYS[kind])
                 else:
-                    for name in _SHEETS[part]:  # one image per row: 32 x 32 pixels of RGB laid end to end
-                        rows = np.asarray(open_image(files[name]).convert("RGB"))
-                        pixels.append(rows.reshape(len(rows), 32, 32, 3))
-                    labels += _whole_numbers(json.loads(files[_SHEET_LABELS[part]])).tolist()
-                parts += [part] * (len(labels) - before)
-                names += [f"{part}/{number:05d}" for number in range(len(labels) - before)]
-                num_images = sum(map(len, pixels))
-                in_range = len(labels) > before and 0 <= min(labels) <= max(labels) < len(classes)
-                if num_images != len(labels) or not in_range:
-                    raise ValueError(f"it has {num_images} images, {len(labels)} labels, {len(classes)} classes")
+                    own_pixels, own_labels = _read_sheets(files, part)
+                num_images = sum(map(len, own_pixels))
+                in_range = own_labels and 0 <= min(own_labels) <= max(own_labels) < len(classes)
+                if num_images != len(own_labels) or not in_range:
+                    raise ValueError(f"it has {num_images} images, {len(own_labels)} labels, {len(classes)} classes")
+                pixels += own_pixels
+                labels += own_labels
+                parts += [part] * num_images
+                names += [f"{part}/{number:05d}" for number in range(num_images)]
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise ValueError(f"cannot read {source} as {version.base_folder}: {one_line(error)}") from error
         self.pixels = np.concatenate(pixels)
-        super().__init__(f"{kind}:{source}" if path else kind, names, labels, classes, parts, keys=names)
+        name = kind
+        if path:
+            name = f"{kind}:{source}"
+        super().__init__(name, names, labels, classes, parts, keys=names)
 
     def read(self, position: int) -> Image.Image:
         return Image.fromarray(self.pixels[position])
+
+
+def _read_pickles(files: dict[str, bytes], names: list[str], label_key: str) -> _Part:
+    pixels = []
+    labels: list[int] = []
+    for name in names:
+        batch = _load_pickle(name, files[name])
+        planes = _whole_numbers(batch["data"]).reshape(-1, 3, 32, 32)
+        if planes.dtype != np.uint8:
+            raise ValueError(f"its pixels are {planes.dtype} and not uint8")
+        pixels.append(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)))
+        labels += _whole_numbers(batch[label_key]).tolist()
+    return pixels, labels
+
+
+def _read_sheets(files: dict[str, bytes], part: str) -> _Part:
+    pixels = []
+    for name in _SHEETS[part]:
+        rows = np.asarray(open_image(files[name]).convert("RGB"))
+        # One image per row of a sheet: 32 x 32 pixels of RGB laid end to end.
+        pixels.append(rows.reshape(len(rows), 32, 32, 3))
+    return pixels, _whole_numbers(json.loads(files[_SHEET_LABELS[part]])).tolist()
 
 
 def _whole_numbers(values: Any) -> np.ndarray:
@@ -133,7 +153,9 @@ def _whole_numbers(values: Any) -> np.ndarray:
 
 def _find_cifar(version: type[CIFAR10], kind: str, path: str | None) -> Path:
     """The folder or archive to read: `path` if given, else in the cache folder, `data` or this folder."""
-    bases = [Path(path).expanduser()] if path else [cache_folder(), Path("data"), Path(".")]
+    bases = [cache_folder(), Path("data"), Path(".")]
+    if path:
+        bases = [Path(path).expanduser()]
     for base in bases:
         for candidate in (base, base / version.base_folder, base / "package", base / version.filename):
             is_sheets = kind == "cifar10" and (candidate / "test_batch.png").is_file()

@@ -28,18 +28,26 @@ def number_labels(values: Sequence[Any], source: str) -> Labels:
 
     Numbers stay as they are, whichever images have one. Names are numbered in sorted order.
     """
-    if all(value is None for value in values):
+    if set(map(type, values)) <= {type(None)}:
         return None, None
-    read = list(map(_read_label, values))
-    numbers = [label if isinstance(label, int) else -1 for label in read]
-    first_name = next((label for label in read if isinstance(label, str)), None)
+    numbers: list[int] = []
+    names: list[str | None] = []
+    for value in values:
+        label = _read_label(value)
+        if isinstance(label, str):
+            numbers.append(-1)
+            names.append(label)
+        else:
+            numbers.append(label)
+            names.append(None)
     largest = max(numbers)
-    if first_name is None:
+    if names.count(None) == len(names):
         return numbers, numbered_classes(largest, source)
     if largest >= 0:
-        both = f"numbers such as {largest} and names such as {first_name[:40]}"
+        first = next(filter(None, names))
+        both = f"numbers such as {largest} and names such as {first[:40]}"
         raise ValueError(f"the labels in {source} are {both}: give all samples the same kind of label")
-    return number_names([label if isinstance(label, str) else None for label in read])
+    return number_names(names)
 
 
 def _read_label(value: Any) -> int | str:
@@ -53,7 +61,9 @@ def _read_label(value: Any) -> int | str:
         if not _NUMBER.fullmatch(value):
             return value or -1
         value = int(value)
-    return max(value, -1) if isinstance(value, int) else -1
+    if isinstance(value, int):
+        return max(value, -1)
+    return -1
 
 
 def numbered_classes(largest: int, source: str) -> list[str]:
@@ -73,11 +83,11 @@ def number_names(names: Sequence[str | None]) -> Labels:
     if not class_of:
         return None, None
     classes = sorted(set(class_of.values()))
-    index = {name: number for number, name in enumerate(classes)}
+    index = dict(zip(classes, range(len(classes))))
     number_of: dict[str | None, int] = {None: -1}
     for name, normal in class_of.items():
         number_of[name] = index[normal]
-    return [number_of[name] for name in names], classes
+    return list(map(number_of.__getitem__, names)), classes
 
 
 def for_head(
@@ -131,10 +141,13 @@ def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
     if data.classes == list(classes):
         return data
     count = Counter(classes)  # ImageNet's words have `crane` twice: a bird and a machine
-    if any(count[name] != 1 for name in _present(data)):
-        return None
-    index = {name: number for number, name in enumerate(classes)}
-    return data.with_labels([index[data.classes[label]] for label in data.labels], list(classes))
+    new_number = {}
+    for label in data.present():
+        name = data.classes[label]
+        if count[name] != 1:
+            return None
+        new_number[label] = list(classes).index(name)
+    return data.with_labels(list(map(new_number.__getitem__, data.labels)), list(classes))
 
 
 @cache

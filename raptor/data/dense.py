@@ -16,12 +16,13 @@ from torch import Tensor
 
 from raptor.data.archives import ZipEntry, list_files, zip_files
 from raptor.data.folder import walk_folders
-from raptor.data.images import Items, file_bytes, one_line, open_image, read_file
+from raptor.data.images import DiskFile, File, Items, one_line, open_image
 from raptor.data.preprocess import as_rgb
 from raptor.devices import CACHE_SHARE, free_bytes
 from raptor.provenance import note_images
 
-DENSE_TASKS = ("segment", "depth")
+_DTYPES = {"segment": torch.uint8, "depth": torch.float32}
+DENSE_TASKS = tuple(_DTYPES)
 IGNORE_INDEX = 255
 _FILL_SIZE = 64
 
@@ -57,7 +58,9 @@ class DenseData(Items):
         super().__init__(name, names, parts)
         self.task = task
         self.frame = frame
-        self.classes = None if classes is None else list(classes)
+        self.classes: list[str] | None = None
+        if classes is not None:
+            self.classes = list(classes)
         self.max_depth = max_depth
         self.eigen_crop = eigen_crop
         self._ahead: dict[tuple[int, Size], Future[tuple[np.ndarray, np.ndarray]]] = {}
@@ -69,7 +72,7 @@ class DenseData(Items):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the targets of a batch."""
-        return torch.uint8 if self.task == "segment" else torch.float32
+        return _DTYPES[self.task]
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         """Image and target at a place of the reader's own order. Readers define this; callers use `load`."""
@@ -144,22 +147,22 @@ class Files:
         self.root = Path(spec).expanduser()
         self.entries: dict[str, ZipEntry] = {}
         if self.root.is_dir():
-            self.paths = sorted(prefix + name for prefix, names in walk_folders(self.root) for name in names)
+            self.paths = []
+            for prefix, names in walk_folders(self.root):
+                self.paths += [prefix + name for name in names]
+            self.paths.sort()
             return
         for archive in list_files(spec):
             for path, info in zip_files(archive).items():
                 self.entries[path] = ZipEntry.of(archive, path, info)
         self.paths = sorted(self.entries)
 
-    def num_bytes(self, path: str) -> int:
-        return self.entries[path].num_bytes if self.entries else file_bytes(self.root / path)
-
-    def read(self, path: str) -> bytes:
-        return self.entries[path].read() if self.entries else read_file(self.root / path)
+    def file(self, path: str) -> File:
+        return self.entries.get(path) or DiskFile(self.root / path)
 
     def read_text(self, path: str) -> str:
         try:
-            return self.read(path).decode()
+            return self.file(path).read().decode()
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not a text file in UTF-8: unpack the set again") from None
 
@@ -184,7 +187,7 @@ class PairedFiles(DenseData):
         self.pairs = pairs
         if frame is None:  # all targets are as large as the first one
             try:
-                width, height = open_image(files.read(pairs[0][1])).size
+                width, height = open_image(files.file(pairs[0][1]).read()).size
             except OSError as error:
                 raise ValueError(f"cannot read {pairs[0][1]} of {name}: {one_line(error)}") from error
             frame = (height, width)
@@ -193,19 +196,17 @@ class PairedFiles(DenseData):
             name, task, names, parts, frame=frame, classes=classes, max_depth=max_depth, eigen_crop=eigen_crop
         )
 
-    def num_bytes(self, position: int) -> int:
-        return self.files.num_bytes(self.pairs[position][0])
-
-    def content(self, position: int) -> bytes:
-        return self.files.read(self.pairs[position][0])
+    def file(self, position: int) -> File:
+        return self.files.file(self.pairs[position][0])
 
     def stamp(self, position: int) -> int:
         """The sizes of image and target together."""
-        return sum(map(self.files.num_bytes, self.pairs[position]))
+        image, target = map(self.files.file, self.pairs[position])
+        return image.num_bytes + target.num_bytes
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
-        image, target = self.pairs[position]
-        return open_image(self.files.read(image)), self.decode_target(self.files.read(target))
+        image, target = map(self.files.file, self.pairs[position])
+        return open_image(image.read()), self.decode_target(target.read())
 
     def decode_target(self, content: bytes) -> np.ndarray:
         """The target in a file. Readers define this."""
@@ -228,7 +229,9 @@ class FrameStore:
         num_bytes = len(data) * (3 * size[0] * size[1] + data.dtype.itemsize * data.frame[0] * data.frame[1])
         # On the device if it fits there, else on the host, else decoded each time.
         for place in dict.fromkeys([device, torch.device("cpu")]):
-            needed = num_bytes * (copies if place.type == "cpu" else 1)
+            needed = num_bytes
+            if place.type == "cpu":
+                needed *= copies
             if data.worth_caching(device) and needed <= CACHE_SHARE * free_bytes(place):
                 self._fill(place)
                 break

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raptor.data.classes import number_names
-from raptor.data.images import FileImages, file_bytes, read_file
+from raptor.data.images import DiskFile, File, FileImages
 from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
@@ -50,8 +50,11 @@ def is_image_path(path: str) -> bool:
 
 def count_unread(paths: Iterable[str]) -> dict[str, int]:
     """How many of these files hold images that are not read, by suffix: unknown formats, and archives in archives."""
-    suffixes = (os.path.splitext(path)[1].lower() for path in paths)
-    counts = Counter(suffix for suffix in suffixes if suffix in _UNREAD)
+    counts: Counter[str] = Counter()
+    for path in paths:
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix in _UNREAD:
+            counts[suffix] += 1
     return dict(sorted(counts.items()))
 
 
@@ -113,20 +116,24 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
 
 def _is_wrapped(tails: list[list[str]]) -> bool:
     """Whether all images lie in one folder around the folders of splits or classes."""
-    tops = {tail[0] for tail in tails if len(tail) > 1}
-    inner = [tail[1:] for tail in tails]
-    if len(tops) != 1 or is_split_name(min(tops)) or not all(inner):
+    tops = _tops(tails)
+    if len(tops) != 1 or tops == {""} or is_split_name(min(tops)):
         return False
-    return _has_splits(inner) or all(len(tail) > 1 for tail in inner)
+    inner = [tail[1:] for tail in tails]
+    return _has_splits(inner) or "" not in _tops(inner)
 
 
 def _has_splits(tails: list[list[str]]) -> bool:
     """Whether the outer folders are splits."""
-    tops = {tail[0].lower() for tail in tails if len(tail) > 1}
+    tops = {top.lower() for top in _tops(tails)}
     if tops & set(TRAIN_NAMES) and tops & set(VAL_NAMES):
         return True
-    is_flat = any(len(tail) == 1 for tail in tails)
-    return bool(tops) and not is_flat and all(map(is_split_name, tops))
+    return bool(tops) and all(map(is_split_name, tops))
+
+
+def _tops(tails: list[list[str]]) -> set[str]:
+    """The outermost folders, the empty name for files outside any."""
+    return {tail[0] if len(tail) > 1 else "" for tail in tails}
 
 
 class ListedImages(FileImages):
@@ -145,6 +152,10 @@ class ListedImages(FileImages):
         if found.left_out:
             tell_once(f"left out of {self.name}: {_listed(found.left_out)}; convert, repair or unpack them to use them")
 
+    def row(self, position: int, columns: Sequence[str]) -> list[int]:
+        """These columns of the listing at a position."""
+        return [int(self.where[name][position]) for name in columns]
+
 
 class FolderImages(ListedImages):
     """A folder of image files in the ImageFolder layout, with or without split folders, or flat."""
@@ -153,20 +164,17 @@ class FolderImages(ListedImages):
         self.root = Path(root)
         super().__init__(str(root), indexed("folder", [str(root)], lambda: _list_folder(self.root)))
 
-    def num_bytes(self, position: int) -> int:
-        return file_bytes(self.root / self.paths[position])
-
-    def content(self, position: int) -> bytes:
-        return read_file(self.root / self.paths[position])
+    def file(self, position: int) -> File:
+        return DiskFile(self.root / self.paths[position])
 
 
 def _list_folder(root: Path) -> Listing:
     folders = []
     paths = []
     others = []
-    for prefix, names in walk_folders(root):
+    for prefix, files in walk_folders(root):
         folders.append(str(root / prefix))
-        for name in names:
+        for name in files:
             path = prefix + name
             if is_image_path(path):
                 paths.append(path)
@@ -175,24 +183,25 @@ def _list_folder(root: Path) -> Listing:
     left_out = count_unread(others)
     if not paths:
         hint = ""
-        for suffix, pattern in _ARCHIVES.items():
-            inside = next((path for path in others if path.lower().endswith(suffix)), None)
-            if inside is not None:
-                hint = f"; '{pattern.format(root / os.path.dirname(inside))}' reads the {suffix} files in it"
+        for path in others:
+            suffix = os.path.splitext(path)[1].lower()
+            if suffix in _ARCHIVES:
+                pattern = _ARCHIVES[suffix].format(root / os.path.dirname(path))
+                hint = f"; '{pattern}' reads the {suffix} files in it"
                 break
         raise no_images(f"folder {root}", f"files such as {', '.join(SUFFIXES[:4])}", left_out, hint)
-    table = next((path for path in others if os.path.basename(path).lower() in _TABLES), None)
-    if table is not None:
-        tell_once(f"{root / table} is not read: the classes of images are their folders")
-    entries = arrange(paths)
-    labels, classes = number_names([entry.class_name for entry in entries])
-    names = [entry.path for entry in entries]
+    for path in others:
+        if os.path.basename(path).lower() in _TABLES:
+            tell_once(f"{root / path} is not read: the classes of images are their folders")
+            break
+    names, parts, class_names = zip(*arrange(paths))
+    labels, classes = number_names(class_names)
     return Listing(
         PackedNames.pack(names),
         PackedNames.pack(split_keys(names)),
         labels,
         classes,
-        [entry.part for entry in entries],
+        parts,
         folders,
         left_out=left_out,
     )

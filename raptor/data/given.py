@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from raptor.data.classes import Labels, number_labels
 from raptor.data.folder import is_image_path
 from raptor.data.hub import TableImages
-from raptor.data.images import ImageData, file_bytes, open_image, read_file
+from raptor.data.images import DiskFile, File, ImageData, open_image
 from raptor.data.split import choose_sample
 
 _NUM_STAMPED = 64  # images whose pixels a fingerprint reads
@@ -81,11 +81,8 @@ class GivenImages(ImageData):
         if not self.is_files:
             _as_picture(first, 0)  # a wrong shape is an error here and not in the middle of a run
 
-    def num_bytes(self, position: int) -> int:
-        return file_bytes(Path(self.source[position])) if self.is_files else 0
-
-    def content(self, position: int) -> bytes:
-        return read_file(Path(self.source[position])) if self.is_files else b""
+    def file(self, position: int) -> File | None:
+        return DiskFile(Path(self.source[position])) if self.is_files else None
 
     def stamp(self, position: int) -> int:
         """The size of the file; for other images, of a sample of them, a checksum of their pixels."""
@@ -107,7 +104,10 @@ class GivenImages(ImageData):
 def _as_picture(item: Any, number: int) -> Image.Image:
     """One item of a set as a picture: it may come with its label, in a tuple or a mapping."""
     if isinstance(item, Mapping):
-        item = next((item[key] for key in _IMAGE_KEYS if key in item), item)
+        for key in _IMAGE_KEYS:
+            if key in item:
+                item = item[key]
+                break
     if isinstance(item, tuple | list) and item:
         item = item[0]
     if isinstance(item, Image.Image):
@@ -146,7 +146,9 @@ def _labels_of(given: Any) -> Labels:
         if labels is not None:
             labels = [labels[i] for i in given.indices]
         return labels, classes
-    found: Any = next((getattr(given, name) for name in _LABEL_NAMES if hasattr(given, name)), None)
+    found: Any = None
+    for name in reversed(_LABEL_NAMES):
+        found = getattr(given, name, found)
     if isinstance(given, TensorDataset) and len(given.tensors) > 1:
         found = given.tensors[1]
     if isinstance(found, Tensor | np.ndarray):

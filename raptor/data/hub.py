@@ -12,7 +12,7 @@ from PIL import Image
 
 from raptor.data.classes import Labels, number_labels
 from raptor.data.folder import tell_once
-from raptor.data.images import ImageData, open_image, read_file
+from raptor.data.images import DiskFile, ImageData, open_image
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
@@ -61,7 +61,7 @@ class TableImages(ImageData):
         value = table[position - self.ends[number] + len(table)][self.image_column]
         if value is None:
             raise ValueError("its row holds no image")
-        return open_image(value["bytes"] or read_file(Path(value["path"])))
+        return open_image(value["bytes"] or DiskFile(Path(value["path"])).read())
 
 
 def _load_parts(name: str, split: str) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def _load_parts(name: str, split: str) -> dict[str, Any]:
 def _find_columns(features: Any, name: str) -> tuple[str, str | None]:
     """The image column and, if there is one, the label column."""
     kinds = {column: type(feature).__name__ for column, feature in features.items()}
-    image = next((column for column, kind in kinds.items() if kind == "Image"), None)
-    if image is None:
+    if "Image" not in kinds.values():
         raise ValueError(f"{name} has no image column; it has {', '.join(kinds)}")
+    image = list(kinds)[list(kinds.values()).index("Image")]
     for column in (*_LABEL_COLUMNS, *kinds):
         if kinds.get(column) == "ClassLabel":
             return image, column
@@ -134,5 +134,5 @@ def _read_labels(tables: list[Any], column: str | None, name: str) -> Labels:
             if own not in classes:
                 raise ValueError(f"class {own} of one split is not in the first one: give the splits the same classes")
             number_of[number] = classes.index(own)
-        labels += [number_of[value] for value in table[column]]
+        labels += map(number_of.__getitem__, table[column])
     return labels, list(classes)

@@ -32,12 +32,15 @@ class ImageNetImages(FolderImages):
         self.name = f"imagenet:{root}"
         self.specs = [self.name]
         labels = self.labels or [-1] * len(self.names)
-        flat = [i for i, (label, part) in enumerate(zip(labels, self.parts)) if label < 0 and not is_train(part)]
+        flat = []
+        for position, part in enumerate(self.parts):
+            if labels[position] < 0 and not is_train(part):
+                flat.append(position)
         if not flat:
             return
         wnids = _validation_wnids(top)
         classes = self.classes or sorted(set(wnids.values()))
-        index = {wnid: i for i, wnid in enumerate(classes)}
+        index = dict(zip(classes, range(len(classes))))
         for i in flat:
             stem = PurePosixPath(self.names[i]).stem
             if stem not in wnids:

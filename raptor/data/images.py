@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -40,23 +40,37 @@ class BadImage(ValueError):
     """An image that cannot be read; the message names it."""
 
 
-def read_file(path: Path) -> bytes:
-    """The bytes of an image file; a pipe or a device, which might never end, is refused."""
-    # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a plain file")
-        check_file_size(status.st_size)
-        return file.read()
+class File(Protocol):
+    """A file that holds an image: in a folder, or inside an archive."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def read(self) -> bytes: ...
 
 
-def file_bytes(path: Path) -> int:
-    """The size of a file; 0 if it is gone, such as a dead link, which is reported when the image is read."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+class DiskFile(NamedTuple):
+    """A file in a folder."""
+
+    path: Path
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size; 0 if it is gone, such as a dead link, which is reported when the image is read."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self) -> bytes:
+        """Its bytes; a pipe or a device, which might never end, is refused."""
+        # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
+        with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("it is not a plain file")
+            check_file_size(status.st_size)
+            return file.read()
 
 
 def check_file_size(num_bytes: int) -> None:
@@ -110,7 +124,9 @@ class Items:
         self.name = name
         self.names = PackedNames.pack(names)
         self.keys = PackedNames.pack(split_keys(names) if keys is None else keys)
-        self.parts: list[str | None] = [None] * len(names) if parts is None else list(parts)
+        self.parts: list[str | None] = [None] * len(names)
+        if parts is not None:
+            self.parts = list(parts)
         self.positions = torch.arange(len(names))
         self._fingerprint: str | None = None
 
@@ -126,18 +142,24 @@ class Items:
         rows = torch.tensor(indices, dtype=torch.int64)
         chosen.names = self.names.take(rows.numpy())
         chosen.keys = self.keys.take(rows.numpy())
-        chosen.parts = [self.parts[i] for i in indices]
+        chosen.parts = list(map(self.parts.__getitem__, indices))
         chosen.positions = self.positions[rows]
         chosen._fingerprint = None
         return chosen
 
+    def file(self, position: int) -> File | None:
+        """The file at a position of the reader's own order; None if the images are not files."""
+        return None
+
     def num_bytes(self, position: int) -> int:
-        """The size of the file at a position of the reader's own order; 0 if the images are not files."""
-        return 0
+        """The size of that file; 0 if there is none."""
+        file = self.file(position)
+        return 0 if file is None else file.num_bytes
 
     def content(self, position: int) -> bytes:
-        """The file at a position of the reader's own order; empty if the images are not files."""
-        return b""
+        """The bytes of that file; empty if there is none."""
+        file = self.file(position)
+        return b"" if file is None else file.read()
 
     def picture(self, index: int) -> Image.Image:
         """Image `index` for a look at it: RGB, and smaller if that is decoded faster."""
@@ -151,9 +173,12 @@ class Items:
         """A short name of these images: a hash of all their keys and of the sizes of up to 10,000 files, read once."""
         if self._fingerprint is None:
             keys = "\n".join(sorted(self.keys))
+            stamps = []
+            if len(self):
+                for index in choose_sample(self.keys, NUM_SIZES):
+                    stamps.append((self.keys[index], self.stamp(int(self.positions[index]))))
             # Sorted, so that the same images in another order, as of other archives, have the same fingerprint.
-            sized = choose_sample(self.keys, NUM_SIZES) if len(self) else []
-            stamps = sorted((self.keys[i], self.stamp(int(self.positions[i]))) for i in sized)
+            stamps.sort()
             digest = hashlib.blake2b(keys.encode("utf-8", "surrogateescape"), digest_size=16)
             digest.update(repr(stamps).encode("utf-8", "surrogateescape"))
             self._fingerprint = digest.hexdigest()
@@ -190,7 +215,9 @@ class ImageData(Items):
         super().__init__(_printable(name), names, parts, keys)
         self.specs = [self.name]
         self.labels = labels
-        self.classes = None if classes is None else list(map(_printable, classes))
+        self.classes: list[str] | None = None
+        if classes is not None:
+            self.classes = list(map(_printable, classes))
         self.skip_bad = False
         self.bad: list[str] = []
         self.left_out: dict[str, int] = {}
@@ -228,10 +255,10 @@ class ImageData(Items):
         chosen = super().select(indices)
         chosen.bad = []
         if self.labels is not None:
-            labels = [self.labels[i] for i in indices]
-            is_labelled = min(labels, default=0) >= 0
-            chosen.labels = labels if is_labelled else None
-            chosen.classes = self.classes if is_labelled else None
+            chosen.labels = list(map(self.labels.__getitem__, indices))
+            if min(chosen.labels, default=0) < 0:
+                chosen.labels = None
+                chosen.classes = None
         return chosen
 
     def with_labels(self, labels: list[int] | None, classes: list[str] | None) -> Self:
@@ -315,9 +342,9 @@ class ImageData(Items):
             generator=torch.Generator().manual_seed(0),  # otherwise each pass would advance the global one
         )
         for images, indices, bad in loader:
-            if bad and not self.skip_bad:
-                raise BadImage(f"{bad[0][1]}; repair or remove it, or skip such images with --skip_bad")
-            for name, _ in bad:
+            for name, error in bad:
+                if not self.skip_bad:
+                    raise BadImage(f"{error}; repair or remove it, or skip such images with --skip_bad")
                 if name not in self.bad:
                     self.bad.append(name)
             # Not blocking: the copy to a GPU runs while the host decodes on.
@@ -353,7 +380,9 @@ class _Decoded(Dataset[_Row]):
         self.preprocess = preprocess
         self.crop = crop
         self.replace = replace
-        self.side = _MARGIN * preprocess.resize if reduced else None
+        self.side: int | None = None
+        if reduced:
+            self.side = _MARGIN * preprocess.resize
 
     def __len__(self) -> int:
         return len(self.data)
@@ -361,8 +390,11 @@ class _Decoded(Dataset[_Row]):
     def __getitem__(self, index: int) -> _Row:
         bad: list[tuple[str, str]] = []
         labels = self.data.labels
+        num_tried = 1
+        if self.replace:
+            num_tried = len(self.data)
         # The image itself and, where a bad one is replaced, the following images of its class.
-        for step in range(len(self.data) if self.replace else 1):
+        for step in range(num_tried):
             other = (index + step) % len(self.data)
             if step and labels is not None and labels[other] != labels[index]:
                 continue
@@ -371,7 +403,9 @@ class _Decoded(Dataset[_Row]):
             except BadImage as error:
                 bad.append((self.data.names[other], str(error)))
                 continue
-            return index, self.preprocess.crop(image) if self.crop else image, bad
+            if self.crop:
+                image = self.preprocess.crop(image)
+            return index, image, bad
         return index, None, bad
 
 
@@ -397,10 +431,9 @@ def choose_workers(num_images: int) -> int:
     """How many processes decode ahead: none for few images, else this process's share of the cores less its own."""
     if num_images < _FEW_IMAGES:
         return 0
-    if hasattr(os, "sched_getaffinity"):
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # a container or a job may have fewer than the machine
         num_cores = len(os.sched_getaffinity(0))
-    else:
-        num_cores = os.cpu_count() or 1
     # All ranks of a machine decode at once, and each has its own workers.
     num_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1))
     return min(_MAX_WORKERS, max(0, num_cores // num_ranks - 1))

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def cache_folder() -> Path:
 
 def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) -> Listing:
     """The listing of what is addressed: from the cache folder unless it is old, else made, and kept if it is large."""
-    whole = json.dumps([_VERSION, kind, [os.path.abspath(path) for path in addressed]])
+    whole = json.dumps([_VERSION, kind, list(map(os.path.abspath, addressed))])
     path = cache_folder() / "index" / f"{hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()}.safetensors"
     found = _read(path)
     if found is not None:
@@ -70,7 +71,7 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
     if len(listing.names) < MIN_IMAGES:
         return listing
     stamps = _stamps(listing.sources)
-    newest_ns = max(changed_ns for _, changed_ns in stamps)
+    newest_ns = max(stamps, key=itemgetter(1))[1]
     if newest_ns > time.time_ns() - _FRESH_S * 1e9:
         return listing
     try:
@@ -110,7 +111,7 @@ def _stamps(sources: Iterable[str]) -> list[list[int]]:
 def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
     keep_shares(listing.keys)
     parts: list[str | None] = list(dict.fromkeys(listing.parts))
-    code = {part: number for number, part in enumerate(parts)}
+    code = dict(zip(parts, range(len(parts))))
     arrays = listing.names.arrays("names") | listing.keys.arrays("keys")
     arrays["parts"] = np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts))
     for name, values in listing.numbers.items():
@@ -149,7 +150,7 @@ def _read(path: Path) -> Listing | None:
             PackedNames.from_arrays(arrays, "keys"),
             None if labels is None else labels.tolist(),
             about["classes"],
-            [parts[code] for code in arrays["parts"].tolist()],
+            list(map(parts.__getitem__, arrays["parts"].tolist())),
             about["sources"],
             {name.removeprefix("numbers."): v for name, v in arrays.items() if name.startswith("numbers.")},
             about["left_out"],

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.images import ImageData, Pixels, Progress, fill_uint8
+from raptor.data.images import File, ImageData, Pixels, Progress, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.devices import to_device
 
@@ -44,7 +44,9 @@ class WholeBatches(ImageData):
         for chunk in chunks:
             indices = torch.tensor(chunk)
             images = preprocess.fit(self.take(self.positions[indices], torch.device(device)))
-            yield Pixels(preprocess.crop(images) if crop else images, indices)
+            if crop:
+                images = preprocess.crop(images)
+            yield Pixels(images, indices)
 
 
 class JoinedImages(ImageData):
@@ -63,15 +65,12 @@ class JoinedImages(ImageData):
             specs += data.specs
             labels += data.labels or ()
             left_out.update(data.left_out)
+        name = " ".join(data.name for data in sets)
         classes = sets[0].classes
-        has_labels = classes is not None and all(data.classes == classes for data in sets)
-        super().__init__(
-            " ".join(data.name for data in sets),
-            names,
-            labels if has_labels else None,
-            classes if has_labels else None,
-            keys=keys,
-        )
+        if classes is not None and all(data.classes == classes for data in sets):
+            super().__init__(name, names, labels, classes, keys=keys)
+        else:
+            super().__init__(name, names, keys=keys)
         self.specs = specs
         self.left_out = dict(left_out)
         self.sets = list(sets)
@@ -94,17 +93,13 @@ class JoinedImages(ImageData):
         start = self.ends[number] - len(data)
         return data, int(data.positions[position - start])
 
-    def num_bytes(self, position: int) -> int:
+    def file(self, position: int) -> File | None:
         data, own = self._place(position)
-        return data.num_bytes(own)
+        return data.file(own)
 
     def stamp(self, position: int) -> int:
         data, own = self._place(position)
         return data.stamp(own)
-
-    def content(self, position: int) -> bytes:
-        data, own = self._place(position)
-        return data.content(own)
 
     def read(self, position: int) -> Image.Image:
         data, own = self._place(position)
@@ -141,11 +136,8 @@ class InMemory(WholeBatches):
         fill_uint8(images, data, preprocess, self.rows.tolist(), num_workers, progress)
         self.images = images.to(device)
 
-    def num_bytes(self, position: int) -> int:
-        return self.data.num_bytes(int(self.data.positions[position]))
-
-    def content(self, position: int) -> bytes:
-        return self.data.content(int(self.data.positions[position]))
+    def file(self, position: int) -> File | None:
+        return self.data.file(int(self.data.positions[position]))
 
     def stamp(self, position: int) -> int:
         return self.data.stamp(int(self.data.positions[position]))

@@ -43,7 +43,9 @@ class PackedNames(Sequence[str]):
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), np.cumsum(lengths, dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(self.ends if self.rows is None else self.rows)
+        if self.rows is None:
+            return len(self.ends)
+        return len(self.rows)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -57,11 +59,15 @@ class PackedNames(Sequence[str]):
         row = range(len(self))[index]  # checks the bounds, counts from the end
         if self.rows is not None:
             row = int(self.rows[row])
-        start = int(self.ends[row - 1]) if row else 0
+        start = 0
+        if row:
+            start = int(self.ends[row - 1])
         return self.text[start : int(self.ends[row])].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        rows = np.arange(len(self)) if self.rows is None else self.rows
+        rows = self.rows
+        if rows is None:
+            rows = np.arange(len(self.ends))
         # In pieces, because a million ends as Python numbers would take more memory than the names.
         for first in range(0, len(rows), _CHUNK):
             chunk = rows[first : first + _CHUNK]
@@ -77,13 +83,16 @@ class PackedNames(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        more = ", …" if len(self) > 3 else ""
-        return f"<{len(self)} names: {', '.join(self[:3])}{more}>"
+        shown = self[:3]
+        if len(self) > 3:
+            shown.append("…")
+        return f"<{len(self)} names: {', '.join(shown)}>"
 
     def take(self, indices: Sequence[int] | np.ndarray) -> PackedNames:
         """The names at `indices`; the text is shared."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        rows = chosen if self.rows is None else self.rows[chosen]
+        rows = np.asarray(indices, dtype=np.int64)
+        if self.rows is not None:
+            rows = self.rows[rows]
         return PackedNames(self.text, self.ends, rows, self.columns)
 
     def column(self, key: str, compute: Callable[[str], float]) -> np.ndarray:
@@ -91,7 +100,9 @@ class PackedNames(Sequence[str]):
         if key not in self.columns:
             return np.fromiter(map(compute, self), np.float64, len(self))
         values = self.columns[key]
-        return values if self.rows is None else values[self.rows]
+        if self.rows is not None:
+            values = values[self.rows]
+        return values
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
         """The arrays that `from_arrays` makes the same names of."""

@@ -12,7 +12,7 @@ from PIL import Image
 from scipy.io import loadmat
 
 from raptor.data.dense import IGNORE_INDEX, DenseData, Files, PairedFiles
-from raptor.data.images import file_bytes, open_image
+from raptor.data.images import DiskFile, open_image
 
 _MAX_DEPTH = 10.0
 _CLASS_NAMES = """
@@ -140,10 +140,10 @@ class _NyuMat(DenseData):
         except ImportError:
             raise ValueError("the labelled .mat needs the extra: pip install 'raptor-vit[nyu]'") from None
         try:
-            self.file = h5py.File(path, "r")
+            self.arrays = h5py.File(path, "r")
         except OSError as error:
             raise ValueError(f"cannot read {path} as an HDF5 .mat: {error}") from None
-        num_images, _, width, height = self.file["images"].shape
+        num_images, _, width, height = self.arrays["images"].shape
         names = [f"{i:04d}" for i in range(num_images)]
         parts = self._official_split(num_images)
         super().__init__(f"nyuv2:{path}", task, names, parts, frame=(height, width), **_facts(task, len(CLASSES)))
@@ -161,14 +161,14 @@ class _NyuMat(DenseData):
 
     def stamp(self, position: int) -> int:
         """The size of the whole .mat, which holds all frames."""
-        return file_bytes(self.path)
+        return DiskFile(self.path).num_bytes
 
     def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
         # MATLAB stores columns first, so each array arrives transposed.
-        image = Image.fromarray(np.ascontiguousarray(self.file["images"][position].transpose(2, 1, 0)))
+        image = Image.fromarray(np.ascontiguousarray(self.arrays["images"][position].transpose(2, 1, 0)))
         if self.mapping is None:
-            return image, np.ascontiguousarray(self.file["depths"][position].T.astype(np.float32))
-        return image, self.mapping[self.file["labels"][position].T]
+            return image, np.ascontiguousarray(self.arrays["depths"][position].T.astype(np.float32))
+        return image, self.mapping[self.arrays["labels"][position].T]
 
 
 def _facts(task: str, num_classes: int) -> dict[str, Any]:

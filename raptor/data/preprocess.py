@@ -66,19 +66,25 @@ class Preprocess:
     ) -> Preprocess:
         """The default of every analysis: 224 from 256; a smaller native size is kept; `size` overrides."""
         # 224 also for models that are larger at home (DINOv2: 518), as the paper measures them.
-        side = min(native_size, 224) if size is None else size
-        resize = round(side * 256 / 224) if side >= 224 else side
+        side = min(native_size, 224)
+        if size is not None:
+            side = size
+        resize = side  # small images have no margin to lose
+        if side >= 224:
+            resize = round(side * 256 / 224)
         return cls(size=side, resize=resize, mean=_triple(mean), std=_triple(std))
 
     def decode(self, image: Image.Image) -> Tensor:
         """A picture to uint8 (3, resize, resize): shorter side to `resize` (antialiased), then the centre square."""
         image = as_rgb(image)
         short = min(image.size)
-        if max(image.size) > _MAX_ASPECT * short:  # its ends are cropped away below, and would take all memory
-            image = F.center_crop(image, [min(side, _MAX_ASPECT * short) for side in (image.height, image.width)])
+        longest = _MAX_ASPECT * short
+        if max(image.size) > longest:  # its ends are cropped away below, and would take all memory
+            image = F.center_crop(image, [min(image.height, longest), min(image.width, longest)])
         width, height = image.size
         if short != self.resize:
-            width, height = (self.resize * side // short for side in (width, height))
+            width = self.resize * width // short
+            height = self.resize * height // short
             image = image.resize((width, height), _INTERPOLATIONS[self.interpolation])
         # The square now, so that all images of a batch have one size; `crop` cuts the rest of the margin.
         left = _margin(width, self.resize)
@@ -88,7 +94,9 @@ class Preprocess:
 
     def crop(self, images_u8: Tensor) -> Tensor:
         """Centre crop of (..., 3, H, W) to (..., 3, size, size), same dtype."""
-        top, left = (_margin(side, self.size) for side in images_u8.shape[-2:])
+        height, width = images_u8.shape[-2:]
+        top = _margin(height, self.size)
+        left = _margin(width, self.size)
         return images_u8[..., top : top + self.size, left : left + self.size]
 
     def fit(self, images_u8: Tensor) -> Tensor:
@@ -110,7 +118,7 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON and YAML."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
@@ -118,8 +126,11 @@ class Preprocess:
         unknown = set(values) - set(cls.__dataclass_fields__)
         if unknown:
             raise ValueError(f"unknown preprocessing keys: {', '.join(sorted(unknown))}")
-        triples = {key: _triple(values[key]) for key in ("mean", "std") if key in values}
-        return cls(**{**values, **triples})
+        known = dict(values)
+        for key in ("mean", "std"):
+            if key in known:
+                known[key] = _triple(known[key])
+        return cls(**known)
 
 
 def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:
@@ -136,8 +147,11 @@ def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:
         high = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         high.info = image.info
         image = high
-    image = image if image.mode == "RGB" else image.convert("RGB")
-    return ImageOps.exif_transpose(image) if turned and _orientation(image) != 1 else image
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if turned and _orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
+    return image
 
 
 def _orientation(image: Image.Image) -> int:
@@ -151,7 +165,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _triple(values: Any) -> _Triple:
     try:
-        first, second, third = (float(value) for value in values)
+        first, second, third = map(float, values)
     except (TypeError, ValueError):
         raise ValueError(f"mean and std need three numbers each; got {str(values)[:60]}") from None
     return first, second, third

@@ -54,21 +54,26 @@ def split_keys(paths: Iterable[str]) -> list[str]:
         stem, dot, suffix = name.rpartition(".")
         # `v1.0` has no suffix: a zip or a tar of the same files may leave the real one out.
         has_suffix = dot and stem and suffix.isalnum() and not suffix.isdigit()
-        stems.append(stem if has_suffix else name)
+        if not has_suffix:
+            stem = name
+        stems.append(stem)
         folders.append(folder.rpartition("/")[2])
     count = Counter(stems)
     keys = []
     for folder, stem in zip(folders, stems):
-        is_repeated = folder and count[stem] > 1
-        keys.append(f"{folder}/{stem}" if is_repeated else stem)
+        key = stem
+        if folder and count[stem] > 1:
+            key = f"{folder}/{stem}"
+        keys.append(key)
     return keys
 
 
 def name_share(name: str) -> float:
     """A stable number in [0, 1) for a name; a leading split folder does not count."""
     head, _, tail = name.partition("/")
-    key = tail if tail and is_split_name(head) else name
-    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    if tail and is_split_name(head):
+        name = tail
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     # 53 bits, which a float holds exactly, so that no share is rounded to 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
@@ -86,8 +91,11 @@ def keep_shares(keys: PackedNames) -> None:
 
 def own_validation(parts: Sequence[str | None]) -> str | None:
     """The data's own validation part: the first of val, validation, valid, test that it has."""
-    present = {part.lower() for part in set(parts) if part is not None}
-    return next((name for name in VAL_NAMES if name in present), None)
+    present = {str(part).lower() for part in set(parts)}
+    for name in VAL_NAMES:
+        if name in present:
+            return name
+    return None
 
 
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
@@ -98,23 +106,24 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
         split: as in `Split`, or `own` for data that is only judged on: its validation part, or all of it without one.
         source: the name of the data, for messages.
     """
-    # By way of a dictionary, because a million images have a handful of parts.
-    lower_of = {part: part and part.lower() for part in set(parts)}
-    lower = [lower_of[part] for part in parts]
     validation = own_validation(parts)
     if split == "own":
-        split = "all" if validation is None else "val"
-    own = sorted(part for part in set(lower) if part is not None)
+        split = "val"
+        if validation is None:
+            split = "all"
+    # By way of a dictionary, because a million images have a handful of parts.
+    lower_of = {part: part and part.lower() for part in set(parts)}
+    lower = list(map(lower_of.__getitem__, parts))
     wanted = split.lower()
+    own = sorted(filter(None, lower_of.values()))
     accepted = list(dict.fromkeys(["train", "val", "all", *own]))
     if wanted not in accepted:
         raise ValueError(f"unknown split {split!r} of {source}; use {', '.join(accepted)}")
     if wanted not in ("train", "val", "all"):
-        return [i for i, part in enumerate(lower) if part == wanted]
-    trained = {part for part in lower_of.values() if is_train(part)}
-    train = [i for i, part in enumerate(lower) if part in trained]
+        return _rows_of({wanted}, lower)
+    train = _rows_of(set(filter(is_train, lower_of.values())), lower)
     if validation is not None:
-        val = [i for i, part in enumerate(lower) if part == validation]
+        val = _rows_of({validation}, lower)
     else:
         train, val = _hold_out(keys, train)
     chosen = {"train": train, "val": val, "all": sorted(train + val)}[wanted]
@@ -124,6 +133,11 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
             remedy = f", or give it with --val to judge on it only ({len(val)} images)"
         raise ValueError(f"{source} has no {split} images; add them or choose another split{remedy}")
     return chosen
+
+
+def _rows_of(wanted: set[str | None] | set[str], parts: list[str | None]) -> list[int]:
+    """The indices of the images whose part is wanted."""
+    return [i for i, part in enumerate(parts) if part in wanted]
 
 
 def _hold_out(keys: Sequence[str], rows: list[int]) -> tuple[list[int], list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch import Tensor
 from raptor.data.dense import DenseData, Size
 from raptor.data.memory import WholeBatches
 from raptor.data.scenes.layout import label_images
-from raptor.data.scenes.render import MASK_CLASSES, SceneBatch, Scenes
+from raptor.data.scenes.render import DEFAULT_SIZE, MASK_CLASSES, SceneBatch, Scenes
 from raptor.data.split import Split
 
 _MAX_DEPTH = 12.0
@@ -21,25 +23,34 @@ class DrawnScenes(WholeBatches):
     """Scenes of one split, or training and validation scenes one after the other (`all`)."""
 
     def __init__(self, split: Split = "train", size: int | None = None) -> None:
-        split = "val" if split == "own" else split
+        if split == "own":
+            split = "val"
         if split not in ("train", "val", "all"):
             raise ValueError(f"unknown split {split!r}; use train, val or all")
-        wanted = ["train", "val"] if split == "all" else [split]
-        self.scenes = [Scenes(part) if size is None else Scenes(part, size=size) for part in wanted]
-        names = [f"{scenes.split}/{i:06d}" for scenes in self.scenes for i in range(len(scenes))]
-        labels = [
-            label
-            for scenes in self.scenes
-            for label in label_images(torch.arange(len(scenes)), scenes.seed, scenes.split).tolist()
-        ]
-        parts = [scenes.split for scenes in self.scenes for _ in range(len(scenes))]
+        side = DEFAULT_SIZE if size is None else size
+        self.scenes = []
+        names: list[str] = []
+        labels: list[int] = []
+        parts: list[str] = []
+        for part in ("train", "val"):
+            if split not in (part, "all"):
+                continue
+            scenes = Scenes(part, size=side)
+            indices = torch.arange(len(scenes))
+            names += [f"{part}/{i:06d}" for i in range(len(scenes))]
+            labels += label_images(indices, scenes.seed, part).tolist()
+            parts += [part] * len(scenes)
+            self.scenes.append(scenes)
         super().__init__("scenes", names, labels, list(Scenes.classes), parts, keys=names)
 
     def sample(self, limit: int | None) -> list[int]:
         """The first `limit` scenes: their order is random already."""
         if limit is not None and limit < 1:
             raise ValueError(f"the number of images must be at least 1; got {limit}")
-        return list(range(len(self) if limit is None else min(limit, len(self))))
+        num_images = len(self)
+        if limit is not None:
+            num_images = min(limit, num_images)
+        return list(range(num_images))
 
     def worth_caching(self, device: torch.device) -> bool:
         return device.type != "cpu"  # on the CPU, drawing them all first would only delay the first step
@@ -53,11 +64,10 @@ class DrawnScenes(WholeBatches):
             return self.scenes[0].draw(positions, device)
         num_first = len(self.scenes[0])
         owner = (positions >= num_first).long()
-        drawn = [
-            scenes.draw(positions[owner == part] - part * num_first, device)
-            for part, scenes in enumerate(self.scenes)
-            if (owner == part).any()
-        ]
+        drawn = []
+        for part, scenes in enumerate(self.scenes):
+            if (owner == part).any():
+                drawn.append(scenes.draw(positions[owner == part] - part * num_first, device))
         # Both splits are drawn at once each, and put back in the order of `positions`.
         back = owner.argsort(stable=True).argsort().to(device)
         return SceneBatch(*(torch.cat(fields)[back] for fields in zip(*drawn)))
@@ -69,15 +79,10 @@ class SceneFrames(DenseData):
     def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
         self.drawn = DrawnScenes(split, size)
         side = self.drawn.scenes[0].size
-        super().__init__(
-            "scenes",
-            task,
-            self.drawn.names,
-            self.drawn.parts,
-            frame=(side, side),
-            classes=MASK_CLASSES if task == "segment" else None,
-            max_depth=None if task == "segment" else _MAX_DEPTH,
-        )
+        facts: dict[str, Any] = {"classes": MASK_CLASSES}
+        if task == "depth":
+            facts = {"max_depth": _MAX_DEPTH}
+        super().__init__("scenes", task, self.drawn.names, self.drawn.parts, frame=(side, side), **facts)
         self.keys = self.drawn.keys
 
     def worth_caching(self, device: torch.device) -> bool:
@@ -99,4 +104,6 @@ class SceneFrames(DenseData):
         return Image.fromarray(drawn.images[0].permute(1, 2, 0).numpy()), self._target(drawn)[0].numpy()
 
     def _target(self, drawn: SceneBatch) -> Tensor:
-        return drawn.masks if self.task == "segment" else drawn.depths
+        if self.task == "segment":
+            return drawn.masks
+        return drawn.depths

@@ -29,6 +29,7 @@ from raptor.data.scenes.layout import (
 from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, Vector, along, dot
 
 MASK_CLASSES = ("background", *SHAPES)
+DEFAULT_SIZE = 48
 _NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
 _STRIPED, _CHECKERED, _METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
 TILE = 4
@@ -55,7 +56,9 @@ class Scenes(Dataset[SceneBatch]):
     classes = CLASSES
     mask_classes = MASK_CLASSES
 
-    def __init__(self, split: str = "train", size: int = 48, seed: int = 0, num_images: int | None = None) -> None:
+    def __init__(
+        self, split: str = "train", size: int = DEFAULT_SIZE, seed: int = 0, num_images: int | None = None
+    ) -> None:
         _check(size, split)
         self.split = split
         self.size = size
@@ -145,20 +148,21 @@ def _interpolate(lattice: Tensor, step: int) -> Tensor:
     return lattice
 
 
+def _per_pixel(values: Tensor, device: torch.device) -> Tensor:
+    """Values (..., B), one per image, to be combined with those of pixels (..., B, S, S)."""
+    return values.float().to(device)[..., None, None]
+
+
 def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ground and wall with the objects' shadows: linear light (3, B, S, S) and distance (B, S, S)."""
-
-    def per_image(values: Tensor) -> Tensor:
-        return values.float().to(device)[..., None, None]
-
     u = ((2 * torch.arange(size, device=device) + 1) / size - 1) * HALF_VIEW
     v = -u[:, None]
-    sin = per_image(layout.pitch.sin())
-    cos = per_image(layout.pitch.cos())
+    sin = _per_pixel(layout.pitch.sin(), device)
+    cos = _per_pixel(layout.pitch.cos(), device)
     down = sin - v * cos
     forward = cos + v * sin
-    t_ground = per_image(layout.height) / down.clamp_min(1e-3)
-    t_wall = per_image(layout.wall) / forward
+    t_ground = _per_pixel(layout.height, device) / down.clamp_min(1e-3)
+    t_wall = _per_pixel(layout.wall, device) / forward
     on_wall = t_wall < t_ground
     t = t_wall.minimum(t_ground)
     x = t * u
@@ -166,7 +170,7 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
     z = t * forward
     distance = t * (1 + u * u + v * v).sqrt()
 
-    xu, zu, xv, zv, u0, v0, grain, tiles, tile = per_image(layout.texture)
+    xu, zu, xv, zv, u0, v0, grain, tiles, tile = _per_pixel(layout.texture, device)
     depth_axis = torch.where(on_wall, z + y, z)
     column = x * xu + (depth_axis * zu + u0)
     row = x * xv + (depth_axis * zv + v0)
@@ -176,24 +180,26 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
     odd = ((x / tile).floor() + (depth_axis / tile).floor()) % 2
     surface = surface * (1 - odd * torch.where(on_wall, 0.0, tiles))
 
-    haze = ((z / per_image(layout.wall)) - 0.55).clamp(0, 1)
-    glow = torch.where(on_wall, 0.75 + 0.2 * (y + per_image(layout.height)), 0.55 + 0.45 * per_image(layout.light)[1])
+    haze = ((z / _per_pixel(layout.wall, device)) - 0.55).clamp(0, 1)
+    on_the_wall = 0.75 + 0.2 * (y + _per_pixel(layout.height, device))
+    on_the_ground = 0.55 + 0.45 * _per_pixel(layout.light[1], device)  # brighter the higher the sun stands
+    glow = torch.where(on_wall, on_the_wall, on_the_ground)
     shade = surface * glow * _shadow(layout, (x, y, z), device)
-    ground = per_image(layout.ground_colour)
-    wall = per_image(layout.wall_colour)
+    ground = _per_pixel(layout.ground_colour, device)
+    wall = _per_pixel(layout.wall_colour, device)
     tint = torch.where(on_wall, wall, ground + (wall - ground) * haze)
     return tint * shade, distance
 
 
 def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
     """Share of light left at points of the background (B, S, S): objects cast soft shadows and darken their foot."""
-    lx, ly, lz = (axis.float().to(device)[:, None, None] for axis in layout.light)
+    lx, ly, lz = _per_pixel(layout.light, device)
     x, y, z = point
     light = torch.ones_like(x)
     for k in range(NUM_OBJECTS):
-        cx, cy, cz = (axis[k].float().to(device)[:, None, None] for axis in layout.centre)
-        present = layout.present[k].float().to(device)[:, None, None]
-        radius = layout.radius[k].float().to(device)[:, None, None] * 0.92
+        cx, cy, cz = _per_pixel(layout.centre[:, k], device)
+        present = _per_pixel(layout.present[k], device)
+        radius = _per_pixel(layout.radius[k], device) * 0.92
         px = x - cx
         py = y - cy
         pz = z - cz
