@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,8 +98,16 @@ def run_command(name: str, words: list[str]) -> int:
 
 @contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    with redirect_stdout(sys.stderr):
-        yield
+    """Inside, what is printed goes to standard error, also by C code and by processes that a module starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:

@@ -389,12 +389,14 @@ def test_a_revision_after_a_models_name_is_not_taken_for_a_file(capsys):
     assert "names a revision of published weights" in capsys.readouterr().err
 
 
-def test_json_stays_json_where_a_module_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_stays_json_where_a_module_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(
-        "from raptor import open_vit\n\ndef make_vit():\n    print('hello')\n    return open_vit('scenes')\n"
+        "import os\nfrom raptor import open_vit\n\ndef make_vit():\n    print('hello')\n"
+        "    os.system('echo from a process')\n    return open_vit('scenes')\n"
     )
     few = ["--data", "scenes", "--num_images", "4", "--k", "2", "--twin", "false", "--device", "cpu", "--json"]
     words = ["phases", "--module", f"{tmp_path / 'mine.py'}:make_vit", "--out", str(tmp_path / "out"), *few]
     assert main(words) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["models"] and "hello" in printed.err
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["models"]
+    assert "hello" in printed.err and "from a process" in printed.err

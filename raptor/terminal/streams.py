@@ -70,24 +70,40 @@ class _Unbroken:
         return getattr(self._stream, name)
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal stopped the command.
+
+    Not a plain KeyboardInterrupt: where one of those comes out of `exec` of a text, which dataclasses do while they are
+    imported, Python ends the process by SIGINT although it was caught.
+    """
+
+
+_DEFAULTS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+
+
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP (a closed terminal) stop a command as Ctrl-C does."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP (a closed terminal) raise `Stopped`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_signal: object) -> None:
-        raise KeyboardInterrupt
+        raise Stopped
 
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]  # nohup ignores one
-    for number in numbers:
-        signal.signal(number, stop)
+    before = {}
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) is default:  # nohup ignores SIGHUP, and a program may have its own
+            before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def is_users(error: Exception) -> bool:

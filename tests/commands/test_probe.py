@@ -117,7 +117,7 @@ def test_all_frames_of_data_that_are_only_judged_on_are_scored(tmp_path: Path) -
                 Image.fromarray(values).save(path)
     few = {**SMALL, "train_images": None, "num_images": None, "size": 24, "out": str(tmp_path / "out")}
     given = {"data": f"nyuv2:{tmp_path / 'a'}", "val": f"nyuv2:{tmp_path / 'b'}"}
-    done = probe("scenes", task="depth", **given, **few)
+    done = probe("scenes", task="depth", **{**few, **given})
     assert done.results["teacher"].num_images["reported"] == 10
     same = {**given, "val": given["data"]}  # its held-out part
     few["out"] = str(tmp_path / "part")

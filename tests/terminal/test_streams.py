@@ -36,6 +36,18 @@ def test_a_signal_stops_any_command(number: signal.Signals) -> None:
     assert (run.returncode, said) == (130, "raptor: stopped\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_a_text_is_executed_ends_with_the_same_code(number: signal.Signals) -> None:
+    """Dataclasses and torch execute texts while they are imported."""
+    code = WAITING.replace("time.sleep(60)", "exec('time.sleep(60)')")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, env=environment) as run:
+        assert run.stdout is not None and run.stdout.readline() == "begun\n"
+        run.send_signal(number)
+        _, said = run.communicate(timeout=20)
+    assert (run.returncode, said) == (130, "raptor: stopped\n")
+
+
 def test_whose_error_it_is() -> None:
     memory = type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")
     assert is_users(ValueError("x")) and is_users(OSError("x")) and is_users(memory)
