@@ -63,7 +63,6 @@ phases teacher --data images --k 2.5 :: --k :: whole numbers
 phases teacher --data images --k --out OUT :: --k :: give one
 phases teacher --data images --num_images 0 :: --num_images :: at least 1
 phases teacher --data images --num_images -5 :: --num_images :: at least 1
-phases teacher --data images --num_images 1e3 :: --num_images :: whole number
 phases teacher --data images --num_images 99999999999999999999 :: --num_images :: at most
 phases teacher --data images --num_images :: --num_images :: give one
 phases teacher --data images --batch_size 0 :: --batch_size :: at least 1
@@ -90,7 +89,6 @@ phases teacher --dat images :: --dat :: did you mean --data
 phases teacher --data images --size 0 :: 0 px :: --size of 1..4096
 phases teacher --data images --size -3 :: -3 px :: --size of 1..4096
 phases teacher --data images --size 7 :: 7 px :: give another --size
-phases teacher --data images --blocks nope :: --blocks :: leave it out
 phases teacher teacher --name x --data images :: --name :: leave it out
 phases run --teacher nope :: 'nope' :: write timm/NAME
 phases run --teacher ./nope :: './nope' :: write timm/NAME

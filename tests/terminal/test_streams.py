@@ -37,11 +37,15 @@ def test_a_signal_stops_any_command(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_while_a_text_is_executed_ends_with_the_same_code(number: signal.Signals) -> None:
-    """Dataclasses and torch execute texts while they are imported."""
-    code = WAITING.replace("time.sleep(60)", "exec('time.sleep(60)')")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, env=environment) as run:
+def test_a_signal_while_a_text_is_executed_ends_with_the_same_code(number: signal.Signals, tmp_path: Path) -> None:
+    """Dataclasses execute texts while torch is imported. `python -m` then looks at how such a text ended."""
+    code = WAITING.replace("time.sleep(60)", "").replace(
+        'print("begun", flush=True)', """exec("print('begun', flush=True); time.sleep(60)")"""
+    )
+    (tmp_path / "waiting.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
+    command = [sys.executable, "-m", "waiting"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as run:
         assert run.stdout is not None and run.stdout.readline() == "begun\n"
         run.send_signal(number)
         _, said = run.communicate(timeout=20)
