@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raptor.dynamics.basins import GroupBasins
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, described, percent
 from raptor.report.dynamics import depth_curves
@@ -24,8 +23,11 @@ def basins(results: Results) -> Section:
             section.hint_reason = "Not measured: basins need labelled images, several of each class."
         return section
     found = measured.teacher.basins
-    options = [(group, GROUP_NAMES[group]) for group in GROUPS if group in found.groups]
-    section.controls = [Control("tokens", "Tokens", options, options[0][0])]
+    tokens = Control("tokens", "Tokens", [], next(group for group in GROUPS if group in found.groups))
+    for group in GROUPS:
+        if group in found.groups:
+            tokens.options.append((group, GROUP_NAMES[group]))
+    section.controls = [tokens]
     section.body += basin_charts(measured, measured.phases or results.phase_lengths)
     section.hint_reason = found.note or ""
     return section
@@ -63,15 +65,19 @@ def paths(measured: DynamicsFile, phases: list[int] | None) -> Chart:
     return described("basin-paths", series, controls=controls, phases=phases)
 
 
-def _groups(found: DynamicsResult) -> Mapping[str, GroupBasins]:
-    return {} if found.basins is None else found.basins.groups
-
-
 def _accuracy(found: DynamicsResult) -> Mapping[str, Spread]:
     """How often an image is nearest to the mean of its own class, in percent."""
-    return {group: Spread(100 * values.accuracy) for group, values in _groups(found).items()}
+    spreads = {}
+    if found.basins is not None:
+        for group, values in found.basins.groups.items():
+            spreads[group] = Spread(100 * values.accuracy)
+    return spreads
 
 
 def _separation(found: DynamicsResult) -> Mapping[str, Spread]:
     """Between-class over within-class scatter."""
-    return {group: Spread(values.scatter_ratio) for group, values in _groups(found).items()}
+    spreads = {}
+    if found.basins is not None:
+        for group, values in found.basins.groups.items():
+            spreads[group] = Spread(values.scatter_ratio)
+    return spreads

@@ -94,6 +94,10 @@ class Series:
     plain: bool = False
     large: bool = False
 
+    def values(self, kind: Kind) -> Any:
+        """What a chart of this kind draws."""
+        return self.z if kind == "heatmap" else self.y
+
     def is_shown(self, chosen: Mapping[str, Sequence[str]]) -> bool:
         """Whether the series is on view with the `chosen` values of the controls."""
         for name, values in chosen.items():
@@ -128,7 +132,7 @@ class Chart:
         circle: whether the unit circle is drawn.
         cells: what the rows of a heat map are.
         wide: whether it takes the whole width of the page.
-        gaps: whether values may be undefined at some places.
+        gaps: whether values may be undefined on the diagonal of a matrix, or before the first one of a curve.
         file: the result file that its numbers come from.
     """
 
@@ -155,43 +159,54 @@ class Chart:
         """The chart with the series that are on view with these values of the controls."""
         values: dict[str, Sequence[str]] = {}
         for name, value in chosen.items():
-            values[name] = [value] if isinstance(value, str) else value
+            values[name] = value
+            if isinstance(value, str):
+                values[name] = [value]
         kept = [series for series in self.series if series.is_shown(values)]
         return replace(self, series=kept)
 
     def check(self) -> None:
         """Raise RunError where a value is missing among others: the file was damaged or edited."""
-        if self.gaps:
-            return
         for series in self.series:
-            values = np.asarray(series.z if self.kind == "heatmap" else series.y, dtype=float)
-            known = np.isfinite(values)
-            if known.any() and not known.all():
-                place = "/".join(str(i) for i in np.argwhere(~known)[0])
-                raise RunError(
-                    f"{self.file} lacks a number in {self.title!r} ({series.name}, position {place}): run the command "
-                    "that made it again"
-                )
+            for values in (series.values(self.kind), series.lower, series.upper):
+                if values is None:
+                    continue
+                known = np.isfinite(np.asarray(values, dtype=float))
+                expected = np.full(known.shape, known.any())
+                if self.gaps and self.kind == "heatmap":
+                    np.fill_diagonal(expected, False)
+                elif self.gaps:
+                    expected[: known.argmax()] = False
+                missing = np.argwhere(expected & ~known)
+                if len(missing):
+                    place = "/".join(map(str, missing[0]))
+                    raise RunError(
+                        f"{self.file} lacks a number in {self.title!r} ({series.name}, position {place}): run the "
+                        "command that made it again"
+                    )
 
     def words(self) -> str:
         """The chart in words, with numbers, for readers who do not see it."""
         parts = []
         for series in self.series[:_MAX_IN_WORDS]:
-            values = finite_values(np.ravel(series.z if self.kind == "heatmap" else series.y).tolist())
+            values = finite_values(np.ravel(series.values(self.kind)).tolist())
             if values and self.kind == "heatmap":
                 parts.append(f"{series.name} from {number(min(values))} to {number(max(values))}")
             elif values:
                 parts.append(f"{series.name} from {number(values[0])} to {number(values[-1])}")
-        found = ["; ".join(parts), self.alt]
+        found = []
         if self.x.label and self.y.label:
-            found.insert(0, f"{self.y.label} by {self.x.label}")
-        return f"{self.title}: {'. '.join(part for part in found if part)}."
+            found.append(f"{self.y.label} by {self.x.label}")
+        found += ["; ".join(parts), self.alt]
+        return f"{self.title}: {'. '.join(filter(None, found))}."
 
     def to_dict(self) -> dict[str, Any]:
         """The chart for `draw.js`; what a series does not have is left out."""
         saved: dict[str, Any] = rounded(asdict(self))
-        for i, series in enumerate(saved["series"]):
-            saved["series"][i] = {key: value for key, value in series.items() if value not in (None, False, {})}
+        for series in saved["series"]:
+            for key in list(series):
+                if series[key] in (None, False, {}):
+                    del series[key]
         return saved
 
 
@@ -281,7 +296,9 @@ def rounded(value: Any) -> Any:
 def of_group(group: str, side: str, x: Any, y: Any, **when: list[str]) -> Series:
     """Values of one token group of one side, shown with its group or with every group."""
     base = GROUP_NAMES.get(group, group)
-    name = f"{base}, surrogate" if side == "surrogate" else base
+    name = base
+    if side == "surrogate":
+        name += ", surrogate"
     return Series(name, x, y, colour=group, side=side, base=base, when={**when, "tokens": [group, EVERY]})
 
 

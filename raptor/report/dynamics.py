@@ -56,11 +56,14 @@ def dynamics(results: Results) -> Section:
         return section
     sides = measured.sides()
     phases = measured.phases or results.phase_lengths
-    section.controls = [group_control([group for group in GROUPS if group in measured.teacher.direction.norm])]
+    section.controls = [group_control(list(measured.teacher.direction.norm))]
     section.body = [_measured(measured)]
+    charts: list[Chart] = []
     for side, found in sides.items():
         section.body.append(_folded(f"In words: the {side}", found.findings + found.notes))
-    charts = [chart for chart in dynamics_charts(sides, phases) if chart.id not in _ONLY_ON_PAPER]
+    for chart in dynamics_charts(sides, phases):
+        if chart.id not in _ONLY_ON_PAPER:
+            charts.append(chart)
     if results.tangents is not None:
         lines = results.tangents.findings + results.tangents.notes
         images = results.tangents.images
@@ -80,8 +83,8 @@ def dynamics(results: Results) -> Section:
 
 def _measured(measured: DynamicsFile) -> str:
     """The models and the images, and a warning where these are very few."""
-    names = " and ".join(side.model.name for side in measured.sides().values())
-    text = f"{names}, {measured.images}."
+    names = [side.model.name for side in measured.sides().values()]
+    text = f"{' and '.join(names)}, {measured.images}."
     if measured.few_images:
         text += f" {measured.few_images.capitalize()}."
     return paragraph(text, "caption")
@@ -108,7 +111,10 @@ def dynamics_charts(sides: Sides, phases: list[int] | None) -> list[Chart]:
 
 
 def _speed_variance(found: DynamicsResult) -> Mapping[str, Spread]:
-    return {group: Spread(parts["tokens"] + parts["images"]) for group, parts in found.direction.speed_variance.items()}
+    spreads = {}
+    for group, parts in found.direction.speed_variance.items():
+        spreads[group] = Spread(parts["tokens"] + parts["images"])
+    return spreads
 
 
 def _gathered(name: str) -> Pick:
@@ -153,10 +159,13 @@ def depth_curves(name: str, sides: Sides, phases: list[int] | None, pick: Pick) 
 
 
 def _size_controls(measured: StabilityResult) -> list[Control]:
-    targets = [(target, GROUP_NAMES.get(target, target)) for target in measured.targets]
-    sizes = [(str(i), f"{size:g}") for i, size in enumerate(measured.eps)]
-    middle = str(len(measured.eps) // 2)
-    return [Control("target", "Perturb", targets, measured.targets[0]), Control("eps", "Size ε", sizes, middle)]
+    targets = Control("target", "Perturb", [], measured.targets[0])
+    for target in measured.targets:
+        targets.options.append((target, GROUP_NAMES.get(target, target)))
+    sizes = Control("eps", "Size ε", [], str(len(measured.eps) // 2))
+    for i, size in enumerate(measured.eps):
+        sizes.options.append((str(i), f"{size:g}"))
+    return [targets, sizes]
 
 
 def _responses(measured: StabilityResult) -> Iterator[tuple[tuple[int, int, int], str, dict[str, list[str]]]]:
@@ -266,10 +275,14 @@ def _mode_curves(sides: Sides, phases: list[int] | None) -> list[Chart]:
             rebuilt.append(replace(pooled, name=name, base=name, when={"tokens": [group]}))
         ranks = sorted(modes.sweep)
         if ranks:
-            fits = [modes.sweep[r] for r in ranks]
-            moduli.append(of_group(group, side, ranks, [fit["median_modulus"].mean for fit in fits]))
-            means = [float(np.mean(fit["reconstruction_error"].mean[1:])) for fit in fits]
-            errors.append(of_group(group, side, ranks, means))
+            median = []
+            mean_error = []
+            for r in ranks:
+                median.append(modes.sweep[r]["median_modulus"].mean)
+                # Layer 0 is where the fit starts, so its error says nothing about the steps.
+                mean_error.append(float(np.mean(modes.sweep[r]["reconstruction_error"].mean[1:])))
+            moduli.append(of_group(group, side, ranks, median))
+            errors.append(of_group(group, side, ranks, mean_error))
         rank = rank or modes.rank
     return [
         described("singular-values", spectra),

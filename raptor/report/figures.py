@@ -72,13 +72,13 @@ FIGURES: dict[str, OnPaper] = {
 
 def on_paper(about: OnPaper, charts: Mapping[str, Chart]) -> Figure | None:
     """The figure of `charts`, by id; None where one of them was not measured."""
-    if any(name not in charts for name in about.charts):
+    if not charts.keys() >= set(about.charts):
         return None
-    found = [charts[name] for name in about.charts]
     chosen = {"tokens": _TOKENS, **about.only}
     if not about.columns:
-        return Figure([[chart.only(**chosen) for chart in found]], size=about.size)
-    (chart,) = found
+        return Figure([[charts[name].only(**chosen) for name in about.charts]], size=about.size)
+    (name,) = about.charts
+    chart = charts[name]
     title = chart.title
     for control in chart.controls:
         if control.name not in (*chosen, about.columns, about.rows):
@@ -88,8 +88,9 @@ def on_paper(about: OnPaper, charts: Mapping[str, Chart]) -> Figure | None:
         if is_choice and len(values) == 1 and control.name not in (about.columns, about.rows):
             title += f", {control.label.lower()} {dict(control.options)[values[0]]}"
     panels = []
+    columns = _values(chart, about.columns, chosen)
     for row in _values(chart, about.rows, chosen):
-        panels.append([_panel(chart, about, column, row, chosen) for column in _values(chart, about.columns, chosen)])
+        panels.append([_panel(chart, about, column, row, chosen) for column in columns])
     return Figure(panels, title, about.size, same_y=about.same_y)
 
 
@@ -97,10 +98,11 @@ def _values(chart: Chart, control: str, chosen: Mapping[str, tuple[str, ...]]) -
     """The values of a chooser that the chart has series for, in the order asked for; one empty value without a name."""
     if not control:
         return [""]
-    found: list[str] = []
+    found: dict[str, None] = {}
     for series in chart.series:
-        found += [value for value in series.when.get(control, []) if value not in (*found, EVERY)]
-    asked = chosen.get(control, found)
+        found |= dict.fromkeys(series.when.get(control, []))
+    found.pop(EVERY, None)
+    asked = chosen.get(control, tuple(found))
     return [value for value in asked if value in found]
 
 
@@ -116,7 +118,8 @@ def _panel(chart: Chart, about: OnPaper, column: str, row: str, chosen: Mapping[
     if not panel.series:
         return None
     if about.rows == "model":  # the title names the side
-        panel.series = [replace(series, name=series.base or series.name, side="") for series in panel.series]
+        for i, series in enumerate(panel.series):
+            panel.series[i] = replace(series, name=series.base or series.name, side="")
     return panel
 
 
@@ -136,7 +139,10 @@ def charts_of(
         charts += intervention_charts(interventions)
     if tangents is not None:
         charts += tangent_charts(tangents)
-    return {chart.id: chart for chart in charts}
+    found = {}
+    for chart in charts:
+        found[chart.id] = chart
+    return found
 
 
 def save_figures(

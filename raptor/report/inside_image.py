@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from raptor.dynamics.states import angle
-from raptor.report.strips import components, teacher_colours
+from raptor.report.strips import components, shown_picture, teacher_colours
 from raptor.report.style import use_style
 from raptor.vit.view import ViT
 
@@ -81,32 +80,38 @@ def look_inside(
     num = vit.num_layers
     if layers is None:
         num_shown = min(num, _NUM_SHOWN)
-        layers = [round(num * (i + 1) / num_shown) for i in range(num_shown)]
-    if not layers or not all(1 <= layer <= num for layer in layers):
+        layers = np.linspace(num / num_shown, num, num_shown).round().astype(int).tolist()
+    if not layers or min(layers) < 1 or max(layers) > num:
         raise ValueError(f"--layers must be from 1 to {num}, got {' '.join(map(str, layers))}")
     pixels = vit.preprocess(image)[None].to(vit.device)
+    # Attention patterns cost memory, so they are recorded only if they are drawn.
     parts = ("attn",) if "attention" in what else ()
     states, _, inside = vit.record(pixels, parts)
     where = vit.groups.slice("patches")
-    patches = [state[0, where] for state in states]
-    turns = [angle(before, after).rad2deg() for before, after in pairwise(patches)]
+    patches_lpd = torch.stack([state[0, where] for state in states])
     found = InsideImage(
         name=vit.name,
-        picture=_seen(pixels[0], vit),
+        picture=shown_picture(pixels[0], vit, None).cpu().numpy(),
         grid=vit.grid,
         layers=sorted(set(layers)),
         query="cls" if vit.groups.cls else "patches",
-        patches=torch.stack([vit.norm(patch).float() for patch in patches]).cpu(),
-        turns=torch.stack(turns).cpu(),
+        patches=vit.norm(patches_lpd).float().cpu(),
+        turns=angle(patches_lpd[:-1], patches_lpd[1:]).rad2deg().cpu(),
     )
     if "attention" in what:
-        patterns = [inside.attn[layer][0].float() for layer in range(1, num + 1)]
         queries = vit.groups.slice(found.query)
-        rolled = rollout([pattern.mean(0) for pattern in patterns])
-        found.attention = _stacked([pattern[:, queries, where].mean(1) for pattern in patterns])
-        found.rollout = torch.stack([total[queries, where].mean(0) for total in rolled]).cpu()
+        heads = []
+        means = []
+        for layer in range(1, num + 1):
+            pattern_htt = inside.attn[layer][0].float()
+            heads.append(pattern_htt[:, queries, where].mean(1))
+            means.append(pattern_htt.mean(0))
+        rolled = torch.stack(rollout(means))
+        found.attention = _stacked(heads)
+        found.rollout = rolled[:, queries, where].mean(1).cpu()
     if "lens" in what:
-        found.probabilities = torch.stack([vit.finish(state)[0].float().softmax(-1) for state in states]).cpu()
+        logits = [vit.finish(state)[0].float() for state in states]
+        found.probabilities = torch.stack(logits).softmax(-1).cpu()
         found.classes = class_names(vit)
     return found
 
@@ -156,30 +161,32 @@ def foreground(patches_pd: Tensor, grid: tuple[int, int]) -> Tensor:
 
 def object_colours(patches: Sequence[Tensor], is_object: Tensor) -> list[Tensor]:
     """Colours (P, 3) in 0..1 at every layer: components of the object's patches (P, D); other patches are black."""
-    found = [torch.zeros(len(is_object), 3, dtype=torch.float64) for _ in patches]
-    if int(is_object.sum()) > 3:
+    found = torch.zeros(len(patches), len(is_object), 3, dtype=torch.float64)
+    if int(is_object.sum()) > 3:  # as many patches as components could be coloured at random
         colours, _, _ = teacher_colours([patches_pd[is_object][None] for patches_pd in patches])
-        for colours_pc, of_layer in zip(found, colours):
-            colours_pc[is_object] = of_layer[0]
-    return found
+        found[:, is_object] = torch.cat(colours)
+    return list(found)
 
 
 def draw_attention(found: InsideImage) -> Any:
     """A row per layer: the attention of each head, and the rollout up to this layer."""
     assert found.attention is not None and found.rollout is not None
     num_heads = found.attention.shape[1]
-    columns = ["image", *(f"head {head + 1}" for head in range(num_heads)), "rollout"]
+    columns = ["image"]
+    for head in range(num_heads):
+        columns.append(f"head {head + 1}")
+    columns.append("rollout")
     figure, axes = _cells(len(found.layers), columns)
-    for row, layer in enumerate(found.layers):
-        _show_picture(axes[row][0], found, f"block {layer}")
+    for cells, layer in zip(axes, found.layers):
+        _show_picture(cells[0], found, f"block {layer}")
         for head in range(num_heads):
             weights_p = found.attention[layer - 1, head]
             if not weights_p.isnan().any():
-                _show_map(axes[row][1 + head], weights_p, found.grid)
-                axes[row][1 + head].set_xlabel(f"{float(weights_p.sum()):.0%}", fontsize=7, labelpad=1)
-        _show_map(axes[row][-1], found.rollout[layer - 1], found.grid)
-    of = "the cls token" if found.query == "cls" else "the patches (mean)"
-    figure.suptitle(f"{found.name}: where {of} attends. Each map has its own scale; % is what falls on patches")
+                _show_map(cells[1 + head], weights_p, found.grid)
+                cells[1 + head].set_xlabel(f"{float(weights_p.sum()):.0%}", fontsize=7, labelpad=1)
+        _show_map(cells[-1], found.rollout[layer - 1], found.grid)
+    whose = {"cls": "the cls token attends", "patches": "the patches attend (mean)"}[found.query]
+    figure.suptitle(f"{found.name}: where {whose}. Each map has its own scale; % is what falls on patches")
     return figure
 
 
@@ -187,7 +194,7 @@ def draw_pca(found: InsideImage) -> Any:
     """Three principal components of the patches as colours: of all, and of the object's as in DINOv2's paper."""
     columns = ["image", *(f"layer {layer}" for layer in found.layers)]
     figure, axes = _cells(2, columns)
-    shown = [found.patches[layer] for layer in found.layers]
+    shown = list(found.patches[found.layers])
     colours, _, explained = teacher_colours([patches_pd[None] for patches_pd in shown])
     _show_picture(axes[0][0], found, "all patches")
     _show_picture(axes[1][0], found, "object")
@@ -206,9 +213,10 @@ def draw_turn(found: InsideImage) -> Any:
     columns = ["image", *(f"block {layer}" for layer in found.layers)]
     figure, axes = _cells(1, columns)
     _show_picture(axes[0][0], found, "")
-    most = float(torch.quantile(torch.stack([found.turns[layer - 1] for layer in found.layers]), 0.99))
-    for column, layer in enumerate(found.layers, start=1):
-        turns_p = found.turns[layer - 1]
+    shown = found.turns[np.array(found.layers) - 1]
+    # One patch may turn far more than the others, which would all be black.
+    most = float(torch.quantile(shown, 0.99))
+    for column, turns_p in enumerate(shown, start=1):
         image = _show_map(axes[0][column], turns_p, found.grid, most)
         axes[0][column].set_xlabel(f"mean {float(turns_p.mean()):.0f}°", fontsize=7, labelpad=1)
     figure.colorbar(image, ax=list(axes[0]), label="turn in one block (°)", shrink=0.8)
@@ -231,7 +239,9 @@ def draw_lens(found: InsideImage) -> Any:
     middle.legend()
     right.axis("off")
     right.set_title("most probable class")
-    lines = [f"{layer:>3}  {share:>6.1%}  {name[:_NAME]}" for layer, name, share in found.top()]
+    lines = []
+    for layer, name, share in found.top():
+        lines.append(f"{layer:>3}  {share:>6.1%}  {name[:_NAME]}")
     right.text(0, 1, "\n".join(lines), family="monospace", fontsize=7, va="top", transform=right.transAxes)
     figure.suptitle(f"{found.name}: final norm and head on every layer's state")
     return figure
@@ -244,13 +254,6 @@ def _stacked(patterns: Sequence[Tensor]) -> Tensor:
     for row, pattern in enumerate(patterns):
         found[row, : len(pattern)] = pattern.cpu()
     return found
-
-
-def _seen(pixels_chw: Tensor, vit: ViT) -> np.ndarray:
-    """What the model sees, back in 0..1, (S, S, 3)."""
-    mean = torch.tensor(vit.preprocess.mean).view(3, 1, 1)
-    std = torch.tensor(vit.preprocess.std).view(3, 1, 1)
-    return (pixels_chw.cpu() * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
 
 
 def _cells(num_rows: int, columns: Sequence[str]) -> tuple[Any, Any]:

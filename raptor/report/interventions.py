@@ -41,12 +41,17 @@ def interventions(results: Results) -> Section:
 
 def intervention_charts(measured: InterventionsFile) -> list[Chart]:
     """Every chart of interventions.json that was measured."""
-    sides = measured.sides()
+    swapped: dict[str, Swaps] = {}
+    repeated: dict[str, Repetition] = {}
+    past: dict[str, Extrapolation] = {}
+    for side, parts in measured.sides().items():
+        swapped[side] = parts.swaps
+        repeated[side] = parts.repetition
+        if parts.extrapolation is not None:
+            past[side] = parts.extrapolation
     charts = []
-    if sides:
-        charts.append(swaps({side: parts.swaps for side, parts in sides.items()}))
-        charts.append(repetition({side: parts.repetition for side, parts in sides.items()}))
-    past = {side: parts.extrapolation for side, parts in sides.items() if parts.extrapolation is not None}
+    if swapped:
+        charts += [swaps(swapped), repetition(repeated)]
     if past:
         charts.append(extrapolation(past))
     return charts
@@ -60,7 +65,9 @@ def _controls(sides: Mapping[str, Any], measures: list[str], start: str) -> list
     options = []
     for measure in measures:
         name, _, group = measure.partition("_")  # turn_cls
-        options.append((measure, f"{name} of {GROUP_NAMES[group]}" if group else name))
+        if group:
+            name += f" of {GROUP_NAMES[group]}"
+        options.append((measure, name))
     return [
         Control("model", "Model", [(side, side) for side in sides], next(iter(sides))),
         Control("measure", "Measure", options, start),
@@ -102,7 +109,9 @@ def swaps(found: dict[str, Swaps]) -> Chart:
 
 def _percent_kept(angle: dict[str, Spread], agreement: Spread | None) -> dict[str, Spread]:
     """Measure -> its values: turns by token group, and predictions kept in percent."""
-    found = {f"turn_{group}": spread for group, spread in angle.items()}
+    found = {}
+    for group, spread in angle.items():
+        found[f"turn_{group}"] = spread
     if agreement is not None:
         found["agreement"] = Spread(100 * np.asarray(agreement.mean))
     return found
@@ -115,8 +124,10 @@ def repetition(found: dict[str, Repetition]) -> Chart:
     for side, one in found.items():
         for j, length in enumerate(one.phases):
             base = f"phase {j + 1} ({length} blocks)"
-            ratio = [times / length for times in one.counts[j]]
-            kept = None if one.agreement is None else one.agreement[j]
+            ratio = (np.array(one.counts[j]) / length).tolist()
+            kept = None
+            if one.agreement is not None:
+                kept = one.agreement[j]
             for measure, values in _percent_kept(one.angle[j], kept).items():
                 line = Series(base, ratio, values.mean, colour=f"palette-{j}", side=side, base=base)
                 line.unit = _unit(measure)

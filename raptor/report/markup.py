@@ -19,10 +19,14 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], numeric: bool = True) -> str:
     """A table; the first column is a heading of its row."""
-    heads = "".join(f'<th scope="col">{escape(str(name))}</th>' for name in head)
+    heads = ""
+    for name in head:
+        heads += f'<th scope="col">{escape(str(name))}</th>'
     body = ""
     for first, *rest in rows:
-        cells = "".join(f"<td>{escape(str(cell))}</td>" for cell in rest)
+        cells = ""
+        for cell in rest:
+            cells += f"<td>{escape(str(cell))}</td>"
         body += f'<tr><th scope="row">{escape(str(first))}</th>{cells}</tr>'
     kind = "numbers" if numeric else "words"
     return (
@@ -43,7 +47,9 @@ def cards(items: Iterable[tuple[str, str, str]]) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+    if not kind:
+        return f"<p>{escape(text)}</p>"
+    return f'<p class="{kind}">{escape(text)}</p>'
 
 
 def part(title: str, look_for: str) -> str:

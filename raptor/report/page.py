@@ -27,17 +27,19 @@ _POLICY = (
 
 def build_page(results: Results) -> str:
     """The whole HTML page of `results`; ValueError where its data would be too large."""
-    sections = [make(results) for make in SECTIONS]
+    sections = []
     charts = {}
-    for section in sections:
+    for make in SECTIONS:
+        section = make(results)
+        sections.append(section)
         for chart in section.charts:
             chart.check()
             charts[chart.id] = chart.to_dict()
     data = safe_json(
         {
             "charts": charts,
-            "sections": {s.id: [c.id for c in s.charts] for s in sections},
-            "controls": {s.id: [asdict(control) for control in s.controls] for s in sections},
+            "sections": {section.id: [chart.id for chart in section.charts] for section in sections},
+            "controls": {section.id: [asdict(control) for control in section.controls] for section in sections},
             "images": rounded(results.images),
             "phases": results.phase_lengths,
             "name": results.folder.resolve().name,
@@ -53,10 +55,17 @@ def build_page(results: Results) -> str:
 
 
 def _page(results: Results, sections: list[Section], data: str) -> str:
-    title = results.facts.name if results.facts else results.folder.resolve().name
-    links = "".join(f'<a href="#{s.id}">{escape(s.nav)}</a>' for s in sections)
-    body = "".join(_section(section) for section in sections)
-    scripts = "".join(f"<script>{_text(name)}</script>" for name in ("draw.js", "strip.js", "page.js"))
+    title = results.folder.resolve().name
+    if results.facts:
+        title = results.facts.name
+    links = ""
+    body = ""
+    for section in sections:
+        links += f'<a href="#{section.id}">{escape(section.nav)}</a>'
+        body += _section(section)
+    scripts = ""
+    for name in ("draw.js", "strip.js", "page.js"):
+        scripts += f"<script>{_text(name)}</script>"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -87,7 +96,7 @@ def _section(section: Section) -> str:
             charts = "".join(_chart(chart) for chart in body if isinstance(chart, Chart))
             parts.append(f'<div class="grid">{charts}</div>')
         else:
-            parts += [html for html in body if isinstance(html, str)]
+            parts += map(str, body)
     if section.hint:
         reason = escape(section.hint_reason or "Not measured in this run.")
         parts.append(f'<p class="hint">{reason} Add it with {command(section.hint)}</p>')
@@ -101,10 +110,12 @@ def _chart(chart: Chart) -> str:
     for kind in ("PNG", "SVG", "CSV"):
         words = f"Download {escape(chart.title)} as {kind}"
         buttons += f'<button type="button" data-download="{kind.lower()}" aria-label="{words}">{kind}</button>'
-    wide = " wide" if chart.wide else ""
-    readout = '<p class="readout" aria-live="polite"></p>' if chart.kind in ("heatmap", "paths") else ""
+    kind = "chart wide" if chart.wide else "chart"
+    readout = ""
+    if chart.kind in ("heatmap", "paths"):
+        readout = '<p class="readout" aria-live="polite"></p>'
     return (
-        f'<figure class="chart{wide}" id="chart-{chart.id}" data-chart="{chart.id}"><div class="chart-head">'
+        f'<figure class="{kind}" id="chart-{chart.id}" data-chart="{chart.id}"><div class="chart-head">'
         f'<h3>{escape(chart.title)}</h3><div class="downloads">{buttons}</div></div>'
         f'<div class="controls" data-controls="{chart.id}"></div>'
         f'<div class="plot {chart.kind}" role="img" aria-label="{escape(chart.words())}"></div>{readout}'

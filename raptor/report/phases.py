@@ -42,27 +42,27 @@ LEAD = (
 
 def phases(results: Results) -> Section:
     section = Section("similarity", "Phases", "Phases of depth", LEAD)
-    entries = results.phases.models if results.phases else []
-    if not entries:
+    if results.phases is None or not results.phases.models:
         section.hint = "raptor phases"
         return section
-    section.body.append(bullet_list(_remarks(entry) for entry in entries))
-    charts = [
-        similarity(entries, results.phase_lengths),
-        replacement(entries),
-        gains(entries),
-        outliers(entries, results.phase_lengths),
-    ]
-    section.body += [chart for chart in charts if chart.series]
+    entries = results.phases.models
+    remarks = []
     rows = []
     costs: list[str] = []
     for name, entry in zip(_names(entries), entries):
+        said = "; ".join(filter(None, (entry.suggestion, entry.twin, entry.few_images)))
+        remarks.append(f"{entry.whose}: {said}.")
         for k, found in entry.phases.items():
             cut = entry.evidence.get(k)
             if cut is not None and cut.cost is not None:
                 costs.append(f"{name}, {found}: {_cost(entry, found, cut)}.")
             elif cut is not None:
                 rows.append((name, str(found), *_evidence(found, cut)))
+    section.body.append(bullet_list(remarks))
+    lengths = results.phase_lengths
+    for chart in (similarity(entries, lengths), replacement(entries), gains(entries), outliers(entries, lengths)):
+        if chart.series:
+            section.body.append(chart)
     if rows:
         section.body.append(table(_EVIDENCE_HEAD, rows))
     if costs:
@@ -75,37 +75,25 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
     panels: list[list[Chart | None]] = []
     heights: list[float] = []
     for start in range(0, len(entries), _MAX_COLUMNS):
-        row = entries[start : start + _MAX_COLUMNS]
-        panels.append([_map_on_paper(entry) for entry in row])
-        heights.append(4.1)
-        if any(entry.replacement for entry in row):
-            panels.append([_costs_on_paper(entry) for entry in row])
-            heights.append(4.1)
-        panels.append([_gains_on_paper(entry) for entry in row])
-        heights.append(2.1)
+        maps: list[Chart | None] = []
+        costs: list[Chart | None] = []
+        below: list[Chart | None] = []
+        for entry in entries[start : start + _MAX_COLUMNS]:
+            heat_map = similarity([entry], None).only(tokens=entry.tokens)
+            heat_map.title = f"{entry.whose.replace('timm/', '')}\n{data_title(entry.data, entry.split)}"
+            maps.append(heat_map)
+            costs.append(replacement([entry]).only(part="block") if entry.replacement else None)
+            curve = gains([entry])
+            curve.title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"
+            for series in curve.series:
+                if series.side != "null":
+                    series.name = "measured"  # one entry of the legend for all models
+            below.append(curve)
+        for row, height in ((maps, 4.1), (costs, 4.1), (below, 2.1)):
+            if any(row):  # replacements are measured only for a cut by function
+                panels.append(row)
+                heights.append(height)
     return Figure(panels, size=(3.6, 4.1), heights=heights)
-
-
-def _map_on_paper(entry: ModelPhases) -> Chart:
-    name = entry.whose.replace("timm/", "")
-    chart = similarity([entry], None).only(tokens=entry.tokens)
-    chart.title = f"{name}\n{data_title(entry.data, entry.split)}"
-    return chart
-
-
-def _costs_on_paper(entry: ModelPhases) -> Chart | None:
-    if not entry.replacement:
-        return None
-    return replacement([entry]).only(part="block")
-
-
-def _gains_on_paper(entry: ModelPhases) -> Chart:
-    chart = gains([entry])
-    for series in chart.series:
-        if series.side != "null":
-            series.name = "measured"
-    chart.title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"
-    return chart
 
 
 def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) -> Chart:
@@ -115,16 +103,20 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
     start = list(first.chosen or [])
     if lengths and sum(lengths) == first.model.num_layers:
         start = list(lengths)
-    is_own = start not in [list(cut.lengths) for cut in first.phases.values()]
+    own: list[int] = []
+    chosen = str(len(start))
+    if start not in [list(cut.lengths) for cut in first.phases.values()]:
+        own = start
+        chosen = _OWN
     maps: list[Series] = []
     for name, entry in zip(names, entries):
-        maps += _maps(name, entry, start if is_own else [])
+        maps += _maps(name, entry, own)
     chart = described(
         "similarity",
         maps,
         {"images": f"{number(first.num_images)} images of {first.data} at {first.image_size} px"},
         alt=f"Cut into phases {' | '.join(map(str, start))}",
-        controls=_map_controls(maps, first.tokens, _OWN if is_own else str(len(start))),
+        controls=_map_controls(maps, first.tokens, chosen),
     )
     if len(entries) == 1:
         chart.title += f": states of {names[0]}"
@@ -133,10 +125,14 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
 
 def _maps(name: str, entry: ModelPhases, own: Sequence[int]) -> list[Series]:
     """The matrices of one model, each with all cuts."""
-    cuts: dict[int | str, Sequence[int]] = {k: found.lengths for k, found in entry.phases.items()}
+    cuts: dict[int | str, Sequence[int]] = {}
+    intervals: dict[Any, list[tuple[int, int]]] = {}
+    for k, found in entry.phases.items():
+        cuts[k] = found.lengths
+        if k in entry.evidence:
+            intervals[k] = entry.evidence[k].boundaries
     if own and sum(own) == entry.model.num_layers:
         cuts[_OWN] = own
-    intervals: dict[Any, list[tuple[int, int]]] = {k: found.boundaries for k, found in entry.evidence.items()}
     series = Series(name, cuts=cuts, intervals=intervals, unit="cosine of the same token at two layers")
     maps = []
     for group, matrix in entry.similarity.items():
@@ -207,28 +203,32 @@ def gains(entries: Sequence[ModelPhases]) -> Chart:
     series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
         if entry.gains:
-            series.append(Series(name, _ks(entry.gains), entry.gains, colour=f"palette-{i}"))
+            series.append(Series(name, y=entry.gains, colour=f"palette-{i}"))
     for name, values in first.null_gains.items():
-        label = _NULL_NAMES.get(name, name)
-        series.append(Series(label, _ks(values), values, colour=f"null-{name}", side="null"))
-    return described("gains", series, mark=None if first.structure else first.chosen_k)
-
-
-def _ks(values: Sequence[float]) -> list[int]:
-    return list(range(2, len(values) + 2))
+        series.append(Series(_NULL_NAMES.get(name, name), y=values, colour=f"null-{name}", side="null"))
+    for curve in series:
+        curve.x = list(range(2, len(curve.y) + 2))  # the first cut makes two phases
+    mark = None
+    if not first.structure:
+        mark = first.chosen_k
+    return described("gains", series, mark=mark)
 
 
 def outliers(entries: Sequence[ModelPhases], lengths: list[int] | None) -> Chart:
     """The share of the squared norm in the largest coordinates and tokens, layer by layer."""
     series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
-        whose = f"{name}: " if len(entries) > 1 else ""
         shares = entry.outliers
         layers = list(range(1, len(shares.tokens) + 1))
-        coordinates = Series(f"{whose}top 1 % of coordinates", layers, shares.coordinates, colour=f"palette-{2 * i}")
-        tokens = Series(f"{whose}top 1 % of tokens", layers, shares.tokens, colour=f"palette-{2 * i + 1}")
-        series += [coordinates, replace(tokens, side="surrogate")]
-    return described("outliers", series, phases=lengths if len(entries) == 1 else None)
+        coordinates = Series("top 1 % of coordinates", layers, shares.coordinates, colour=f"palette-{2 * i}")
+        tokens = Series("top 1 % of tokens", layers, shares.tokens, colour=f"palette-{2 * i + 1}", side="surrogate")
+        for curve in (coordinates, tokens):
+            if len(entries) > 1:
+                curve.name = f"{name}: {curve.name}"
+            series.append(curve)
+    if len(entries) > 1:
+        lengths = None  # each model has its own phases
+    return described("outliers", series, phases=lengths)
 
 
 def _names(entries: Sequence[ModelPhases]) -> list[str]:
@@ -240,11 +240,6 @@ def _names(entries: Sequence[ModelPhases]) -> list[str]:
             name = f"{name} ({len(names) + 1})"
         names.append(name)
     return names
-
-
-def _remarks(entry: ModelPhases) -> str:
-    remarks = [remark for remark in (entry.suggestion, entry.twin, entry.few_images) if remark]
-    return f"{entry.whose}: {'; '.join(remarks)}."
 
 
 def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:

@@ -32,15 +32,22 @@ def probes(results: Results) -> Section:
         return section
     if missing:
         section.hint_reason = f"Not probed yet: {', '.join(missing)}."
-    kept = {task: 100 * report.recovery for task, report in found.items() if report.recovery is not None}
-    if kept:
-        bars = Series("surrogate / teacher", list(kept), list(kept.values()), colour="side-surrogate")
-        section.body.append(described("recovery", [bars]))
-    num_layers = results.facts.num_layers if results.facts else None
-    section.body.append(table(_HEAD, [_row(task, report, num_layers) for task, report in found.items()]))
+    num_layers = None
+    if results.facts:
+        num_layers = results.facts.num_layers
+    bars = Series("surrogate / teacher", [], [], colour="side-surrogate")
+    rows = []
     remarks = []
     for task, report in found.items():
-        remarks += [f"{task}: {remark}." for remark in (report.caution, report.unequal) if remark]
+        if report.recovery is not None:
+            bars.x.append(task)
+            bars.y.append(100 * report.recovery)
+        rows.append(_row(task, report, num_layers))
+        for remark in filter(None, (report.caution, report.unequal)):
+            remarks.append(f"{task}: {remark}.")
+    if bars.x:
+        section.body.append(described("recovery", [bars]))
+    section.body.append(table(_HEAD, rows))
     if remarks:
         section.body.append(bullet_list(remarks))
     return section
@@ -57,8 +64,8 @@ def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, .
         what += f", layer {known.layer}"
     if known.closed_form:
         what += f", {known.closed_form} in closed form"
-    direction = "higher is better" if known.higher_is_better else "lower is better"
-    metric = f"{known.metric.replace('_', ' ')}, {direction}"
+    metric = known.metric.replace("_", " ")
+    metric += ", higher is better" if known.higher_is_better else ", lower is better"
     chosen: list[str] = []
     last: list[str] = []
     for side in ("teacher", "surrogate"):
@@ -67,8 +74,10 @@ def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, .
             chosen.append("–")
             last.append("–")
             continue
-        unfinished = f" ({result.unfinished})" if result.unfinished else ""
-        chosen.append(_score(result.chosen, known.metric) + unfinished)
+        score = _score(result.chosen, known.metric)
+        if result.unfinished:
+            score += f" ({result.unfinished})"
+        chosen.append(score)
         last.append(_score(result.last, known.metric))
     floors = ", ".join(f"{percent(share)} by {name}" for name, share in report.floors.items())
     return what, metric, *chosen, percent(report.recovery), floors or "–", ", ".join(last), report.images
@@ -79,4 +88,6 @@ def _score(scores: Scores | None, metric: str) -> str:
         return "–"
     mean = number(scores.mean[metric])
     deviation = scores.deviation.get(metric)
-    return mean if deviation is None else f"{mean} ± {number(deviation, 2)}"
+    if deviation is None:
+        return mean
+    return f"{mean} ± {number(deviation, 2)}"

@@ -246,14 +246,14 @@ def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:
     return torch.cat(list(maps.permute(0, 2, 3, 1)), dim=1)
 
 
-def shown_picture(image_chw: Tensor, vit: ViT) -> Tensor:
-    """A normalised image back in 0..1, (H, W, 3), at most 128 px wide."""
+def shown_picture(image_chw: Tensor, vit: ViT, max_side: int | None = _PICTURE_SIDE) -> Tensor:
+    """A normalised image back in 0..1, (H, W, 3), at most `max_side` px wide."""
     mean = torch.tensor(vit.preprocess.mean, device=image_chw.device).view(3, 1, 1)
     std = torch.tensor(vit.preprocess.std, device=image_chw.device).view(3, 1, 1)
-    picture = (image_chw * std + mean).clamp(0, 1)
-    if picture.shape[-1] > _PICTURE_SIDE:
-        picture = torch.nn.functional.interpolate(picture[None], _PICTURE_SIDE, mode="area")[0]
-    return picture.permute(1, 2, 0)
+    seen_chw = (image_chw * std + mean).clamp(0, 1)
+    if max_side is not None and seen_chw.shape[-1] > max_side:
+        seen_chw = torch.nn.functional.interpolate(seen_chw[None], max_side, mode="area")[0]
+    return seen_chw.permute(1, 2, 0)
 
 
 def _spread_over_classes(labels: Tensor | None, num: int) -> list[int]:

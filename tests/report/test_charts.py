@@ -55,6 +55,20 @@ def test_a_value_that_is_missing_among_others_names_its_file() -> None:
     with pytest.raises(RunError, match=r"dynamics.json lacks a number in 'Norm' \(cls, position 1\)"):
         broken.check()
     described("dynamics-norm", [Series("cls", [0, 1], [np.nan, np.nan])]).check()  # not defined at all
-    described(
-        "basins-scatter-ratio", [Series("cls", [0, 1], [np.nan, 1.0])]
-    ).check()  # undefined before the first block
+    band = Series("cls", [0, 1], [1.0, 2.0], lower=[0.5, 1.0], upper=[np.nan, 3.0])
+    with pytest.raises(RunError, match="position 0"):
+        described("dynamics-norm", [band]).check()
+
+
+def test_a_value_may_be_missing_only_where_it_has_no_meaning() -> None:
+    started = described("basins-scatter-ratio", [Series("cls", [0, 1, 2], [np.nan, 1.0, 2.0])])
+    started.check()  # without the first block all images are the same
+    started.series[0].y = [np.nan, 1.0, np.nan]
+    with pytest.raises(RunError, match="position 2"):
+        started.check()
+    matrix = np.array([[np.nan, 1.0], [1.0, np.nan]])  # a block is not swapped with itself
+    swaps = described("swaps", [Series("teacher", z=matrix)])
+    swaps.check()
+    matrix[1, 0] = np.nan
+    with pytest.raises(RunError, match="position 1/0"):
+        swaps.check()
