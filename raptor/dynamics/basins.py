@@ -96,7 +96,7 @@ class Basins:
         for row, label in enumerate(labels):
             if label in self._counts and self._counts[label] < self.per_class:
                 self._counts[label] += 1
-                rows.append(row)
+                rows.append(row)  # the first ones: any choice that needs the whole stream would need its labels first
         return rows
 
     def reduce(self, ranks: Ranks) -> None:
@@ -163,6 +163,7 @@ def class_means(x_nld: Tensor, labels: Tensor) -> Tensor:
 def scatter_ratio(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tensor:
     """Between-class over within-class sum of squared distances, by layer: `(L+1,)`."""
     own = means_cld[labels]
+    # At layer 0 cls is the same for all images: 0 / 0, which is saved as null.
     between = (own - x_nld.mean(0)).square().sum((0, 2))
     return between / (x_nld - own).square().sum((0, 2))
 
@@ -171,6 +172,7 @@ def centroid_accuracy(x_nld: Tensor, means_cld: Tensor, labels: Tensor) -> Tenso
     """Leave-one-out accuracy of the nearest class mean, by layer: `(L+1,)`."""
     x_lnd = x_nld.transpose(0, 1)
     means_lcd = means_cld.transpose(0, 1)
+    # Unit states lie close together, where the form by matrix products loses the small distances.
     distance_lnc = torch.cdist(x_lnd, means_lcd, compute_mode="donot_use_mm_for_euclid_dist")
     counts = torch.bincount(labels).to(x_nld.dtype)
     own = torch.nn.functional.one_hot(labels).to(x_nld.dtype)

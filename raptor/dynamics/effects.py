@@ -25,6 +25,7 @@ _Plan = Sequence[tuple[int, int]]
 def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: _Plan) -> Tensor:
     """The state after running, in order, each block of `plan` at its place."""
     for block, place in plan:
+        # The arguments belong to the place, as rotary positions or a depth's row do, and the weights to the block.
         args, kwargs = context.calls[place - 1]
         x_btd = first_tensor(vit.blocks[block - 1](x_btd, *args, **kwargs))
     return x_btd
@@ -68,6 +69,7 @@ class Effects:
         self._same: list[Tensor] = []
         if self.predict is not None:
             logits = self.predict(last_btd)
+            # Judged against the model itself, not against labels: an intervention may also repair a mistake.
             self._class = logits.argmax(-1)
             self._count_c = self._count_c + torch.bincount(self._class, minlength=logits.shape[-1])
 

@@ -79,7 +79,9 @@ class _Resampled:
 
 def _estimate(value: float, lower: float, upper: float, num_images: int) -> ImageEstimate:
     # JSON has no NaN.
-    known = [float(v) if np.isfinite(v) else None for v in (value, lower, upper)]
+    known: list[float | None] = []
+    for number in (value, lower, upper):
+        known.append(float(number) if np.isfinite(number) else None)
     return ImageEstimate(known[0], known[1], known[2], num_images)
 
 
@@ -93,6 +95,7 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
     arrival: dict[str, Array] = {}
     mean_speed: dict[str, Array] = {}
     late_variance: dict[str, Array] = {}
+    # Each quantity is taken from the averaged curve: the mean of the images' own extremes would lie above it.
     for i, g in enumerate(direction.norm):
         curves = resampled.means[:, :, i]  # (1 + R, 4, L+1)
         norm = curves[:, 0]
@@ -102,6 +105,7 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
         num_steps = speed.shape[1]
         third = max(1, num_steps // 3)
         last_quarter = num_steps - max(1, num_steps // 4)
+        # The first layer is alike for all images in some groups, and the last is 1 by definition.
         arrival[g] = gamma[:, 1:-1].mean(1)
         mean_speed[g] = speed.mean(1)
         late_variance[g] = variance[:, third:].mean(1)
@@ -142,6 +146,7 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
 
 def boundary_jump(speed: Array, lengths: Sequence[int]) -> Array:
     """Mean change of the speed `(R, L)` from the last step of a phase to the next, minus the mean elsewhere."""
+    # Speeds may rise or fall where a phase begins: either is a jump.
     change = np.abs(np.diff(speed, axis=1))
     at = np.array(Phases.from_lengths(lengths).boundaries) - 1
     return change[:, at].mean(1) - np.delete(change, at, axis=1).mean(1)
@@ -209,6 +214,7 @@ def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
         log_ratios = []
         for place, layer in enumerate(stability.layers):
             if layer <= num_blocks // 2:
+                # Ratios are averaged as logarithms: halving and doubling cancel.
                 log_ratios.append(np.log(paths.means[:, i, place, -1] / paths.means[:, i, place, layer]))
         kept_angle = np.full(len(paths.means), np.nan)
         if log_ratios:

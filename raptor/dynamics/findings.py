@@ -55,6 +55,7 @@ def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[st
             f"their updates turn toward it in {int(np.sum(toward > 0))} of {len(toward)} steps"
         )
     rank = result.rank
+    # The ranks of cls are over images, which cannot be compared with ranks over the tokens of one image.
     ranked = "patches" if "patches" in rank.stable_rank else "all"
     stable = rank.stable_rank[ranked].mean
     effective = rank.effective_rank[ranked].mean
@@ -80,8 +81,11 @@ def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[st
 
 def arrival(gamma: np.ndarray) -> int:
     """The layer from which gamma stays at `_ARRIVED` or above."""
+    # A direction may come near and leave again: only the last layer below counts.
     below = np.flatnonzero(gamma < _ARRIVED)
-    return int(below[-1]) + 1 if len(below) else 0
+    if not len(below):
+        return 0
+    return int(below[-1]) + 1
 
 
 def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
@@ -123,8 +127,9 @@ def _basin_finding(basins: BasinsResult) -> str:
         layers = np.flatnonzero(np.isfinite(group.scatter_ratio))
         if len(layers):
             first, last = group.scatter_ratio[layers[[0, -1]]]
-            since = f" (from layer {layers[0]})" if layers[0] else ""
-            scatter[g] = f"{first:.2f} to {last:.2f}{since}"
+            scatter[g] = f"{first:.2f} to {last:.2f}"
+            if layers[0]:
+                scatter[g] += f" (from layer {layers[0]})"
     return (
         f"basins of {len(basins.classes)} classes: nearest class mean {_listed(accuracy)}; "
         f"between/within scatter {_listed(scatter)}"

@@ -94,12 +94,16 @@ def measure_fixed_points(
     if twin is not None and twin.phases != phases:
         raise ValueError(f"the untrained twin has the phases {twin.phases}, the surrogate {phases}")
     # A table has no rows past the last depth, and without conditioning there is no depth to continue.
-    depths = ("held", "continuing") if spec.conditioning == "mlp" else ("held",)
-    keys = [(phase, depth) for phase in range(1, len(phases) + 1) for depth in depths]
-    continuations = {key: Continuation(num_extra) for key in keys}
-    if twin is not None:
-        for phase, depth in keys:
-            continuations[phase, depth].twin_decay = float(twin.of(phase, depth).decay.mean)
+    depths = ["held"]
+    if spec.conditioning == "mlp":
+        depths.append("continuing")
+    continuations: dict[tuple[int, str], Continuation] = {}
+    for phase in range(1, len(phases) + 1):
+        for depth in depths:
+            decay = None
+            if twin is not None:
+                decay = float(twin.of(phase, depth).decay.mean)
+            continuations[phase, depth] = Continuation(num_extra, decay)
     with torch.no_grad(), full_precision(surrogate.device):
         for batch in batches:
             a_0, context = surrogate.embed(batch.images.to(surrogate.device))
@@ -108,7 +112,7 @@ def measure_fixed_points(
                 _, last = spans[phase - 1]
                 path = _further_states(surrogate, last, depth, num_extra, states[last], context.calls[last - 1])
                 continuation.update(states[last], path, surrogate.norm)
-    found = [continuation.result(*key) for key, continuation in continuations.items()]
+    found = [continuation.result(phase, depth) for (phase, depth), continuation in continuations.items()]
     return FixedPointsResult(phases, num_extra, twin is not None, found, found[0].turn.num_images)
 
 
@@ -121,7 +125,9 @@ def _further_states(
     assert isinstance(block, Step)
     args, kwargs = call
     for extra in range(1, num_extra + 1):
-        layer = last + extra if depth == "continuing" else last
+        layer = last
+        if depth == "continuing":
+            layer += extra
         step = Step(block.tied, layer).to(surrogate.device)
         state_btd = first_tensor(step(state_btd, *args, **kwargs))
         yield state_btd
@@ -156,6 +162,7 @@ class Continuation:
         # A periodic path returns to its state of p steps before; the best p >= 2 decides, since p is not known.
         misses = []
         for period in range(2, self.num_extra // 2 + 1):
+            # Only the late states: a path may take some steps to its cycle.
             late = range(len(states) - self.num_late, len(states))
             misses.append(torch.stack([_turn(states[t - period], states[t]) for t in late]).mean(0))
         miss_b = torch.stack(misses).amin(0)

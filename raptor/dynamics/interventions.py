@@ -92,26 +92,29 @@ def intervene(
     for side, vit in (("teacher", teacher), ("surrogate", surrogate)):
         if vit is None:
             continue
-        predict = _predictor(vit, head)
+        predict = None
+        if head is not None:
+            predict = partial(_predict, vit, head)
         num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
         bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // BATCH), "pairs")
         swaps = measure_swaps(vit, images, phases, predict, bar.advance, ranks)
         bar.finish()
+        # Swaps are quadratic in depth and shared by the ranks; the rest takes a few passes, which one rank makes.
         found[side] = ranks.first(partial(_with_rest, swaps, vit, images, phases, predict))
     return found
 
 
 def _with_rest(swaps: Swaps, vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None) -> Interventions:
     extrapolation = None
+    # Only a tied block can run on: a teacher has no block for a layer past its last.
     if vit.phases is not None:
         extrapolation = measure_extrapolation(vit, images, predict=predict)
     return Interventions(swaps, measure_repetition(vit, images, phases, predict), extrapolation)
 
 
-def _predictor(vit: ViT, head: Head | None) -> Predict | None:
-    if head is None:
-        return None
+def _predict(vit: ViT, head: Head, state_btd: Tensor) -> Tensor:
+    """Logits of a head on a last state."""
     if head.linear is None:
-        return vit.finish
-    linear = head.linear
-    return lambda state_btd: linear.to(state_btd.device)(vit.features(state_btd))
+        return vit.finish(state_btd)
+    # A head fitted to the teacher's features is read from each model's own final norm.
+    return head.linear.to(state_btd.device)(vit.features(state_btd))

@@ -71,6 +71,7 @@ def measure_jacobians(
     """
     lengths = phases_of(vit, phases)
     steps = [(layer, layer + 1) for layer in range(vit.num_layers)]
+    # A phase is measured as one map: the worst directions of its steps need not follow from each other.
     spans = steps + [(first - 1, last) for first, last in lengths.spans]
     groups = measured_groups(vit.groups)
     moments = ImageMoments()
@@ -79,6 +80,7 @@ def measure_jacobians(
         generator = seeded_generator(path.units[0].device, seed, number)
         by_group = []
         for tokens in groups.values():
+            # Each group has its own worst direction: the worst of all tokens says nothing about cls.
             growths = []
             for first, last in spans:
                 random_b = path.random_growth(first, last, tokens, num_random, generator)
@@ -153,6 +155,7 @@ class SpherePath:
 
     def pull(self, first: int, last: int) -> Callable[[Tensor], Tensor]:
         """The product of the Jacobian's transpose with vectors at layer `last`, for any number of them."""
+        # One forward pass serves every iteration: only the vector at the end changes.
         unit_btd = self.units[first].detach().requires_grad_()
         with _differentiable(self.vit.device):
             end_btd = self.map(first, last)(unit_btd)
@@ -166,6 +169,7 @@ class SpherePath:
     def tangent(self, layer: int, vector_btd: Tensor, tokens: slice) -> Tensor:
         """The part of a vector that is tangent to the spheres of `tokens`; zero for the other tokens."""
         unit_btd = self.units[layer]
+        # Along the state itself only its norm changes, which the sphere does not know.
         radial_bt = torch.linalg.vecdot(vector_btd, unit_btd)
         tangent_btd = torch.zeros_like(vector_btd)
         tangent_btd[:, tokens] = (vector_btd - radial_bt[..., None] * unit_btd)[:, tokens]
@@ -202,6 +206,7 @@ class SpherePath:
         top_b = torch.zeros(len(right_btd), device=right_btd.device, dtype=right_btd.dtype)
         change = 1.0
         for _ in range(max_iterations):
+            # J^T J without forming J: pushed forward, cut to the group's tangent space, pulled back.
             left_btd = normalised(self.tangent(last, self.push(first, last, right_btd), tokens))
             pulled_btd = self.tangent(first, pull(left_btd), tokens)
             before_b = top_b

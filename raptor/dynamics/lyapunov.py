@@ -59,13 +59,17 @@ def measure_lyapunov(
         raise ValueError(f"at least one tangent vector is needed, got {num_vectors}")
     lengths = phases_of(vit, phases)
     groups = measured_groups(vit.groups)
-    growths = {name: ImageMoments() for name in groups}
-    exponents = {name: ImageMoments() for name in groups}
+    growths: dict[str, ImageMoments] = {}
+    exponents: dict[str, ImageMoments] = {}
+    for name in groups:
+        growths[name] = ImageMoments()
+        exponents[name] = ImageMoments()
     for number, path in enumerate(sphere_paths(vit, batches)):
         generator = seeded_generator(path.units[0].device, seed, number)
         for name, tokens in groups.items():
             growth_blm = carry(path, tokens, num_vectors, generator)
             growths[name].update(growth_blm)
+            # Phases differ in length: the mean per step makes their exponents comparable.
             by_phase = [growth_blm[:, first - 1 : last].mean(1) for first, last in lengths.spans]
             exponents[name].update(torch.stack(by_phase, 1))
     result = LyapunovResult(list(lengths), {}, {}, 0)
@@ -80,12 +84,14 @@ def carry(path: SpherePath, tokens: slice, num_vectors: int, generator: torch.Ge
     """Log growth `(B, L, m)` of orthonormal tangent vectors in each step."""
     num_layers = len(path.units) - 1
     num_tokens = tokens.stop - tokens.start
+    # Each token's sphere has one dimension less than the state: a cls token of width D has D - 1 directions.
     num_vectors = min(num_vectors, num_tokens * (path.units[0].shape[-1] - 1))
     start = [path.random_tangent(0, tokens, generator) for _ in range(num_vectors)]
     vectors, _ = _orthonormal(start, tokens)
     growths = []
     for layer in range(num_layers):
         pushed = [path.push(layer, layer + 1, vector_btd) for vector_btd in vectors]
+        # Without a new basis after each step all vectors would turn to the fastest direction.
         vectors, growth_bm = _orthonormal(pushed, tokens)
         growths.append(growth_bm)
     return torch.stack(growths, 1)

@@ -157,6 +157,7 @@ def measure_dynamics(
     """
     if stability_images:
         check_perturbable(vit)
+    # Compiling takes seconds, which only many images on a GPU win back.
     if compile is None:
         compile = vit.device.type == "cuda" and num_images >= _COMPILE_IMAGES
     cut = None if phases is None else Phases.from_lengths(phases)
@@ -165,6 +166,7 @@ def measure_dynamics(
     rank = Rank(vit.groups, rank_images, num_images)
     modes = Modes(vit.groups, num_images=num_images)
     contrast = None
+    # With one phase nothing lies across phases, with phases of one block nothing within.
     if cut is not None and 1 < len(cut) < cut.num_layers:
         contrast = BlockContrast(cut)
     basins = None
@@ -179,6 +181,7 @@ def measure_dynamics(
     to_perturb = Rows()
     num_seen = 0
     for states, _, batch in Trajectories(vit, batches, precision):
+        # Computed once for modes, basins and contrast: each reads every state.
         means = group_means(states, vit.groups)
         direction.update(states, batch.places)
         gathering.update(states, batch.places)

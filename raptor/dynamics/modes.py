@@ -163,6 +163,7 @@ class Modes:
         if means is None:
             means = group_means(states, self.groups)
         for name, x_bld in means.items():
+            # The pooled fit takes every image, because two D x D matrices hold all that it needs.
             self._pooled[name].update(x_bld)
             if rows:
                 self._kept[name].add(take_rows(x_bld, rows), places_of(rows, places))
@@ -220,6 +221,7 @@ class Modes:
         )
 
     def _fit_ratio(self, name: str, x_nld: Tensor) -> RatioModes:
+        # Ten modes of twelve steps nearly interpolate; three of twelve are the paper's ten of forty.
         rank = max(1, round((x_nld.shape[1] - 1) / _LAYERS_PER_MODE))
         fits = fit_dmd(x_nld, rank, self.tolerance, with_modes=False)
         values = eigenvalue_numbers(fits.eigenvalues)

@@ -99,6 +99,7 @@ def repetition_plan(vit: ViT, span: tuple[int, int], count: int) -> list[tuple[i
     num = last - first + 1
     layers = list(range(first, min(last, first + count - 1) + 1))
     num_again = max(0, count - num)
+    # A teacher has no step that repeats: its last blocks in their order come nearest to one.
     if vit.phases is None:
         # More further steps than the phase has blocks go round it again, not into the phase before.
         layers += range(last - num_again % num + 1, last + 1)
@@ -165,10 +166,11 @@ def measure_extrapolation(
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
             args, kwargs = context.calls[-1]
+            # The arguments of the last call hold for the further steps too: positions do not change with depth.
             path = [states[-1]]
             for step in steps:
                 path.append(first_tensor(step(path[-1], *args, **kwargs)))
-            effects.clean(path[0])
+            effects.clean(path[0])  # layer L itself is the first entry: turn 0, every prediction kept
             norm_bg = []
             for state_btd in path:
                 effects.add(state_btd)

@@ -98,6 +98,7 @@ def measure_swaps(
         for states, context in clean_batches(vit, images):
             effects.clean(states[-1])
             for number, (i, j) in enumerate(pairs):
+                # Blocks before the first one of a pair are not touched, so the path starts at the clean state there.
                 last_btd = None
                 if number % ranks.size == ranks.rank:
                     last_btd = run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers))
@@ -143,6 +144,7 @@ def compare_pairs(
             across_here.append(value)
     within_matched: list[float] = []
     across_matched: list[float] = []
+    # A distance with pairs of one kind only would compare near pairs with far ones.
     for _, (within_here, across_here) in sorted(by_distance.items()):
         if within_here and across_here:
             within_matched.append(float(np.mean(within_here)))

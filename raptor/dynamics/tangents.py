@@ -49,12 +49,15 @@ class Tangents(Record):
 
     def findings(self) -> list[str]:
         """One line for each measure, over all tokens."""
-        worst = self.jacobians.phase["all"].mean
-        typical = self.jacobians.phase_random["all"].mean
-        growth = [f"{top:.3g} ({mean:.2f})" for top, mean in zip(worst, typical)]
+        growth = []
+        for worst, typical in zip(self.jacobians.phase["all"].mean, self.jacobians.phase_random["all"].mean):
+            growth.append(f"{worst:.3g} ({typical:.2f})")
         exponents = self.lyapunov.exponents["all"].mean
-        largest = [f"{value:+.3f}" for value in exponents[:, 0]]
-        num_positive = [str(num) for num in (exponents > 0).sum(1)]
+        largest = []
+        num_positive = []
+        for of_phase in exponents:
+            largest.append(f"{of_phase[0]:+.3f}")
+            num_positive.append(str(int((of_phase > 0).sum())))
         lines = [
             f"Jacobian: a small turn grows over a phase by {', '.join(growth)} in the worst (a random) direction",
             f"Lyapunov: largest exponent of each phase {', '.join(largest)} nats per step; "
@@ -114,6 +117,7 @@ def compare_tangents(
         vits["surrogate"] = surrogate
     notes = []
     try:
+        # A module of one's own has weights but no recipe to build it anew from.
         vits["twin"] = untrained_like(teacher, surrogate, seed)
     except ValueError as error:
         notes.append(f"no untrained twin: {error}")
@@ -175,8 +179,12 @@ def measure_tangents(
     found = Tangents(vit.facts(), jacobians, lyapunov)
     if vit.phases is not None:
         # Without tied blocks there is nothing to iterate past the end of a phase.
-        found.fixed_points = measure_fixed_points(vit, batches, twin=None if twin is None else twin.fixed_points)
+        of_twin = None
+        if twin is not None:
+            of_twin = twin.fixed_points
+        found.fixed_points = measure_fixed_points(vit, batches, twin=of_twin)
     advance()
+    # A shallow model has fewer layers than are tried.
     layers = np.unique(np.linspace(0, vit.num_layers, _NUM_LAYERS_TRIED).round().astype(int)).tolist()
     try:
         found.transplants = measure_transplants(vit, batches, layers=layers, seed=seed)
@@ -189,11 +197,15 @@ def measure_tangents(
 def _fixed_points_finding(found: FixedPointsResult) -> str:
     parts = []
     for continuation in found.continuations:
+        which = f"phase {continuation.phase}"
+        if continuation.depth == "continuing":
+            which += " (depth continuing)"
         shares = [f"{continuation.share[kind]:.0%} {kind}" for kind in KINDS if continuation.share[kind]]
-        depth = "" if continuation.depth == "held" else " (depth continuing)"
-        parts.append(f"phase {continuation.phase}{depth} {' and '.join(shares)}")
-    control = "" if found.has_twin else ", without a twin to judge by"
-    return f"fixed points, {found.num_extra} steps past each phase{control}: {'; '.join(parts)}"
+        parts.append(f"{which} {' and '.join(shares)}")
+    text = f"fixed points, {found.num_extra} steps past each phase"
+    if not found.has_twin:
+        text += ", without a twin to judge by"
+    return f"{text}: {'; '.join(parts)}"
 
 
 def _transplant_finding(found: TransplantResult) -> str:

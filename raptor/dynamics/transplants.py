@@ -75,18 +75,23 @@ def measure_transplants(
     groups = measured_groups(vit.groups)
     parts: list[tuple[str, float]] = []
     for name, tokens in groups.items():
-        single = tokens.stop - tokens.start == 1
-        parts += [(name, share) for share in ([1.0] if single else shares)]
+        if tokens.stop - tokens.start == 1:
+            parts.append((name, 1.0))
+        else:
+            parts += zip([name] * len(shares), shares)
     moments = ImageMoments()
     with torch.no_grad(), full_precision(vit.device):
         for number, batch in enumerate(batches):
             a_0, context = vit.embed(batch.images.to(vit.device))
             states = vit.unroll(a_0, context)
             class_b = predict(states[-1]).argmax(-1)
-            donors = choose_donors(class_b.tolist())
-            is_host_b = torch.tensor([donor is not None for donor in donors])
-            donor_b = torch.tensor([row if donor is None else donor for row, donor in enumerate(donors)])
-            donor_b = donor_b.to(vit.device)
+            hosts = []
+            donors = []
+            for row, donor in enumerate(choose_donors(class_b.tolist())):
+                if donor is not None:
+                    hosts.append(row)
+                donors.append(row if donor is None else donor)  # its own donor: dropped with its row below
+            donor_b = torch.tensor(donors).to(vit.device)
             by_part = []
             for p, (name, share) in enumerate(parts):
                 by_layer = []
@@ -98,13 +103,14 @@ def measure_transplants(
                     is_replaced_bt1 = choose_tokens(host_btd, groups[name], share, generator)
                     outcomes = []
                     for given_btd in (donor_btd, control_btd):
+                        # The same tokens in both cases, so that only what they are replaced by differs.
                         mixed_btd = torch.where(is_replaced_bt1, given_btd, host_btd)
                         found_b = predict(vit.unroll(mixed_btd, context, layer)[-1]).argmax(-1)
                         outcomes += [found_b == class_b[donor_b], found_b == class_b]
                     by_layer.append(torch.stack(outcomes, 1))
                 by_part.append(torch.stack(by_layer, 2))
             outcome_bqpl = torch.stack(by_part, 2).float()
-            moments.update(outcome_bqpl[is_host_b.to(outcome_bqpl.device)])
+            moments.update(outcome_bqpl[hosts])
     if moments.num_images == 0:
         raise ValueError("no two images of a batch have different predictions: take more images, or larger batches")
     spread = moments.result()
@@ -116,8 +122,12 @@ def choose_donors(classes: Sequence[int]) -> list[int | None]:
     num = len(classes)
     donors: list[int | None] = []
     for row, own in enumerate(classes):
-        following = [(row + offset) % num for offset in range(1, num)]
-        donors.append(next((other for other in following if classes[other] != own), None))
+        donor = None
+        for offset in range(num - 1, 0, -1):  # from the furthest on, so that the next one stays
+            other = (row + offset) % num
+            if classes[other] != own:
+                donor = other
+        donors.append(donor)
     return donors
 
 
@@ -125,6 +135,7 @@ def choose_tokens(state_btd: Tensor, tokens: slice, share: float, generator: tor
     """A random share of `tokens` (at least one), drawn for each image: a mask `(B, T, 1)`."""
     num_images = len(state_btd)
     num_tokens = tokens.stop - tokens.start
+    # Rounding of the product, as of .1 * 30, must not add a token.
     num_chosen = math.ceil(share * num_tokens - 1e-9)
     order = torch.rand(num_images, num_tokens, generator=generator, device=state_btd.device).argsort(1)
     mask_bt = torch.zeros(state_btd.shape[:2], dtype=torch.bool, device=state_btd.device)
@@ -136,5 +147,6 @@ def matched_noise(difference_btd: Tensor, generator: torch.Generator) -> Tensor:
     """For each token a random direction as long as its difference."""
     shape = difference_btd.shape
     noise_btd = torch.randn(shape, generator=generator, device=difference_btd.device, dtype=difference_btd.dtype)
+    # A change as large as the donor's may break a state by its size alone, whatever its direction.
     length = torch.linalg.vector_norm(difference_btd, dim=-1, keepdim=True)
     return noise_btd * (length / torch.linalg.vector_norm(noise_btd, dim=-1, keepdim=True))

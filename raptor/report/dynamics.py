@@ -11,7 +11,7 @@ from html import escape
 
 import numpy as np
 
-from raptor.dynamics.measure import DynamicsFile, DynamicsResult
+from raptor.dynamics.measure import DynamicsResult
 from raptor.dynamics.modes import GroupModes
 from raptor.dynamics.stability import StabilityResult
 from raptor.report.charts import (
@@ -57,7 +57,11 @@ def dynamics(results: Results) -> Section:
     sides = measured.sides()
     phases = measured.phases or results.phase_lengths
     section.controls = [group_control(list(measured.teacher.direction.norm))]
-    section.body = [_measured(measured)]
+    names = [side.model.name for side in sides.values()]
+    text = f"{' and '.join(names)}, {measured.images}."
+    if measured.few_images:
+        text += f" {measured.few_images.capitalize()}."
+    section.body = [paragraph(text, "caption")]
     charts: list[Chart] = []
     for side, found in sides.items():
         section.body.append(_folded(f"In words: the {side}", found.findings + found.notes))
@@ -79,15 +83,6 @@ def dynamics(results: Results) -> Section:
         section.hint = "raptor dynamics"
         section.hint_reason = f"Not measured: {', '.join(missing)}."
     return section
-
-
-def _measured(measured: DynamicsFile) -> str:
-    """The models and the images, and a warning where these are very few."""
-    names = [side.model.name for side in measured.sides().values()]
-    text = f"{' and '.join(names)}, {measured.images}."
-    if measured.few_images:
-        text += f" {measured.few_images.capitalize()}."
-    return paragraph(text, "caption")
 
 
 def _folded(summary: str, lines: list[str]) -> str:

@@ -10,7 +10,6 @@ from html import escape
 
 from raptor.certificate.autonomy import MEASURES, Autonomy
 from raptor.certificate.certificate import Certificate
-from raptor.certificate.definition import HardImage
 from raptor.certificate.error_curves import Array, Curves
 from raptor.certificate.rate import Complexity
 from raptor.certificate.shift import SHIFT_COLUMNS
@@ -145,18 +144,14 @@ def worst_images(results: Results) -> list[str | Chart]:
     pictures = ""
     for image in definition.hardest:
         if image.picture:  # `certify` in Python gives none
-            pictures += _picture(image, definition.layer)
+            name = escape(image.name)
+            pictures += (
+                f'<figure><img src="data:image/png;base64,{escape(image.picture)}" alt="{name}">'
+                f"<figcaption>{name}<br>{image.error:.3f} at layer {definition.layer}</figcaption></figure>"
+            )
     if not pictures:
         return []
     return [part("Worst images", look_for), f'<div class="worst">{pictures}</div>']
-
-
-def _picture(image: HardImage, layer: int) -> str:
-    name = escape(image.name)
-    return (
-        f'<figure><img src="data:image/png;base64,{escape(image.picture)}" alt="{name}">'
-        f"<figcaption>{name}<br>{image.error:.3f} at layer {layer}</figcaption></figure>"
-    )
 
 
 # Curves ---------------------------------------------------------------------------------------------------------------

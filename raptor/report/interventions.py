@@ -24,6 +24,7 @@ _UNITS = {
     "speed": "turn in one step (rad)",
     "turn": "angle to the last layer's state (rad)",
 }
+_TURN = "turn of the last state (rad)"
 
 
 def interventions(results: Results) -> Section:
@@ -35,7 +36,10 @@ def interventions(results: Results) -> Section:
     section.body.append(paragraph(f"Measured on {measured.images}.", "caption"))
     if measured.findings:
         section.body.append(bullet_list(measured.findings))
-    section.body += [_as_offered(chart) for chart in intervention_charts(measured)]
+    for chart in intervention_charts(measured):
+        # Predictions that only one side has are not offered: its chooser would be empty for the other one.
+        (measure,) = (control for control in chart.controls if control.name == "measure")
+        section.body.append(chart.only(measure=[value for value, _ in measure.options]))
     return section
 
 
@@ -57,10 +61,6 @@ def intervention_charts(measured: InterventionsFile) -> list[Chart]:
     return charts
 
 
-def _unit(measure: str) -> str:
-    return _UNITS.get(measure, "turn of the last state (rad)")
-
-
 def _controls(sides: Mapping[str, Any], measures: list[str], start: str) -> list[Control]:
     options = []
     for measure in measures:
@@ -72,12 +72,6 @@ def _controls(sides: Mapping[str, Any], measures: list[str], start: str) -> list
         Control("model", "Model", [(side, side) for side in sides], next(iter(sides))),
         Control("measure", "Measure", options, start),
     ]
-
-
-def _as_offered(chart: Chart) -> Chart:
-    """The chart without measures that its chooser does not offer, because only one side has them."""
-    (measure,) = (control for control in chart.controls if control.name == "measure")
-    return chart.only(measure=[value for value, _ in measure.options])
 
 
 def _measures(turns: Iterable[str], found: Iterable[Swaps | Repetition | Extrapolation]) -> list[str]:
@@ -96,7 +90,9 @@ def swaps(found: dict[str, Swaps]) -> Chart:
         cuts = {"phases": list(one.phases)}
         for measure, values in _percent_kept(one.angle, one.agreement).items():
             when = {"model": [side], "measure": [measure]}
-            series.append(Series(side, z=one.matrix(values.mean), cuts=cuts, unit=_unit(measure), when=when))
+            series.append(
+                Series(side, z=one.matrix(values.mean), cuts=cuts, unit=_UNITS.get(measure, _TURN), when=when)
+            )
     measures = _measures((f"turn_{group}" for group in first.angle), found.values())
     compared = first.compare(first.angle["all"].mean)
     words = (
@@ -130,7 +126,7 @@ def repetition(found: dict[str, Repetition]) -> Chart:
                 kept = one.agreement[j]
             for measure, values in _percent_kept(one.angle[j], kept).items():
                 line = Series(base, ratio, values.mean, colour=f"palette-{j}", side=side, base=base)
-                line.unit = _unit(measure)
+                line.unit = _UNITS.get(measure, _TURN)
                 line.when = {"model": [side], "measure": [measure]}
                 series.append(line)
     measures = _measures((f"turn_{group}" for group in first.angle[0]), found.values())
@@ -146,7 +142,7 @@ def extrapolation(found: dict[str, Extrapolation]) -> Chart:
             spreads["agreement"] = Spread(100 * past.agreement.mean)
         for measure, spread in spreads.items():
             layers = past.layers[-len(spread.mean) :]  # the last layer itself has no speed
-            line = Series(side, layers, spread.mean, colour=f"side-{side}", unit=_unit(measure))
+            line = Series(side, layers, spread.mean, colour=f"side-{side}", unit=_UNITS.get(measure, _TURN))
             line.when = {"model": [side], "measure": [measure]}
             series.append(with_band(line, spread))
     conditioning = next(iter(found.values())).conditioning

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from raptor.certificate.certificate import Cost
 from raptor.certificate.definition import Definition
 from raptor.certificate.verdict import NULL_WORDS, Verdict, images_of
 from raptor.dynamics.measure import DynamicsFile
@@ -34,8 +33,16 @@ def overview(results: Results) -> Section:
     if results.facts:
         num_layers = results.facts.num_layers
     if num_layers:
-        section.body.append(depth_drawing(num_layers, results.phase_lengths))
-        section.body.append(paragraph(_drawing_note(results, num_layers), "drawing-note"))
+        lengths = results.phase_lengths
+        note = (
+            "Above, the model's blocks, coloured by phase. Below, what a surrogate would be: one tied block per phase."
+        )
+        if not lengths or sum(lengths) != num_layers:
+            note = f"The {num_layers} blocks of the model, from input (left) to output (right)."
+        elif results.certificate or results.distilled:
+            note = "Above, the teacher's blocks by phase. Below, the surrogate: each block repeats, weights tied."
+        section.body.append(depth_drawing(num_layers, lengths))
+        section.body.append(paragraph(note, "drawing-note"))
     section.body.append(cards(_cards(results)))
     return section
 
@@ -53,7 +60,10 @@ def _is_built_in(results: Results) -> bool:
 def _headline(results: Results) -> str:
     """The judgement in a few words, in its colour, then one sentence with the numbers."""
     if results.verdict is not None:
-        definition = None if results.certificate is None else results.certificate.definition
+        definition = None
+        if results.certificate is not None:
+            definition = results.certificate.definition
+        # The fault or the praise comes first and in its colour: the numbers alone read as a success.
         tone, words = judgement(results.verdict, definition)
         return f'<p class="verdict {tone}"><strong>{escape(words)}</strong> {escape(_surrogate_verdict(results))}</p>'
     return paragraph(_verdict(results), "verdict")
@@ -70,7 +80,8 @@ def judgement(judged: Verdict, definition: Definition | None) -> tuple[str, str]
     if group.no_better_than_mean:
         tone = "bad"
         faults.append("The surrogate does not follow its teacher: it is no better than the mean of the images")
-    elif nulls := [NULL_WORDS.get(name, name) for name in (*group.worse, *group.alike)]:
+    elif group.worse or group.alike:
+        nulls = [NULL_WORDS.get(name, name) for name in (*group.worse, *group.alike)]
         faults.append(f"The surrogate is no better than {' and '.join(nulls)}")
     if judged.undertrained:
         faults.append(f"The surrogate is undertrained: {'; '.join(judged.undertrained)}")
@@ -124,7 +135,9 @@ def _surrogate_verdict(results: Results) -> str:
     if len(lengths) == 1:
         blocks = "One tied block stands in"
     else:
-        count = COUNTS[len(lengths)] if len(lengths) < len(COUNTS) else len(lengths)
+        count = str(len(lengths))
+        if len(lengths) < len(COUNTS):
+            count = COUNTS[len(lengths)]
         blocks = f"{count} tied blocks ({' | '.join(map(str, lengths))}) stand in"
     parts = _curve_words(results)
     scores = _scores(results)
@@ -134,7 +147,11 @@ def _surrogate_verdict(results: Results) -> str:
             same += f" (one class for all: {percent(scores.floors['agreement'])})"
         parts.append(same)
     if results.certificate is not None:
-        parts.append(_cost_words(results.certificate.costs))
+        teacher = results.certificate.costs["teacher"]
+        surrogate = results.certificate.costs["surrogate"]
+        parameters = surrogate.block_parameters / teacher.block_parameters
+        flops = surrogate.flops / teacher.flops
+        parts.append(f"{parameters:.2f} times the block parameters and {flops:.2f} times the FLOPs")
     return f"{blocks} for the {sum(lengths)} blocks of {name}: {'; '.join(parts)}."
 
 
@@ -151,12 +168,6 @@ def _curve_words(results: Results) -> list[str]:
     if relative:
         parts.append(f"relative error at most {max(relative):.2f} at any layer")
     return parts
-
-
-def _cost_words(costs: dict[str, Cost]) -> str:
-    parameters = costs["surrogate"].block_parameters / costs["teacher"].block_parameters
-    flops = costs["surrogate"].flops / costs["teacher"].flops
-    return f"{parameters:.2f} times the block parameters and {flops:.2f} times the FLOPs"
 
 
 def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
@@ -190,21 +201,14 @@ def _dynamics_verdict(dynamics: DynamicsFile) -> str:
 # Drawing and cards ----------------------------------------------------------------------------------------------------
 
 
-def _drawing_note(results: Results, num_layers: int) -> str:
-    lengths = results.phase_lengths
-    if not lengths or sum(lengths) != num_layers:
-        return f"The {num_layers} blocks of the model, from input (left) to output (right)."
-    if results.certificate or results.distilled:
-        return "Above, the teacher's blocks, coloured by phase. Below, the surrogate: each block repeats, weights tied."
-    return "Above, the model's blocks, coloured by phase. Below, what a surrogate would be: one tied block per phase."
-
-
 def _cards(results: Results) -> list[tuple[str, str, str]]:
     items: list[tuple[str, str, str]] = []
     facts, distilled = results.facts, results.distilled
     if facts:
-        tokens = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
-        items.append((number(facts.groups.num_tokens), "tokens", f"{tokens} at {facts.image_size} px"))
+        counts = []
+        for name, where in facts.groups.present():
+            counts.append(f"{where.stop - where.start} {name}")
+        items.append((number(facts.groups.num_tokens), "tokens", f"{', '.join(counts)} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
         items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if distilled else ""))
     if distilled:

@@ -108,15 +108,20 @@ class Results:
             return
         own_name, own = self.subject
         for name, file in self.files().items():
-            subject = file.subject
-            if subject is None or self._is_of_another_teacher(subject):
-                continue
-            if others := other_models(own, subject):
-                where = self.folder if name == "images" else self.folder / f"{name}.json"
-                raise RunError(
-                    f"{where} is about {' and '.join(others)}, and {own_name}.json about {own.model}: "
-                    "a page shows one model, so give each a folder of its own"
-                )
+            subjects = [file.subject]
+            if isinstance(file, PhasesFile):
+                # A comparison of several models has no subject of its own, and its first model would take the title.
+                subjects = [entry.subject for entry in file.models]
+            for subject in subjects:
+                if subject is None or self._is_of_another_teacher(subject):
+                    continue
+                others = other_models(own, subject)
+                if others:
+                    where = self.folder if name == "images" else self.folder / f"{name}.json"
+                    raise RunError(
+                        f"{where} is about {' and '.join(others)}, and {own_name}.json about {own.model}: "
+                        "a page shows one model, so give each a folder of its own"
+                    )
 
     def _is_of_another_teacher(self, subject: Subject) -> bool:
         """Whether the command was told to take another teacher; its name says so wherever the page names it."""

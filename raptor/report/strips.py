@@ -87,12 +87,14 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
     """The colours of `num_images` of the images that `data` judges on."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
-    # One batch: components are fitted on all of its images, and few of them are shown.
+    # One batch: components are fitted on all of its images, and few of them are shown. Fitted on the few only, they
+    # would hold what sets these images apart, not what sets their patches apart.
     images = shown_images(data, num_images, teacher.preprocess.size)
     batch = next(iter(iterate(images, teacher.preprocess, max(_NUM_FIT, num_images), device=teacher.device)))
     chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
     with torch.no_grad():
         patches = _patches(teacher, batch.images)
+    # The teacher's components colour both models: components of their own would differ in sign and order.
     colours, bases, explained = teacher_colours(patches)
     rows = []
     for i in chosen:
@@ -207,6 +209,7 @@ def components(points_nd: Tensor) -> tuple[Tensor, Tensor, float]:
     """Mean (D,), axes (D, 3) that give scores of unit variance, and their share of the variance."""
     mean = points_nd.mean(0)
     centred = points_nd - mean
+    # Eigenvectors of the D x D covariance: far fewer coordinates than patches of 64 images.
     variances, vectors = torch.linalg.eigh(centred.mT @ centred / len(points_nd))
     top, axes = variances.flip(0)[:3].clamp_min(0), vectors.flip(1)[:, :3]
     # The sign of an eigenvector is arbitrary: the largest entry of each is made positive.
@@ -222,6 +225,7 @@ def project(x_pd: Tensor, mean: Tensor, axes: Tensor) -> Tensor:
 
 def png(rgb_hwc: Tensor) -> str:
     """A picture (H, W, 3) in 0..1 as a PNG in base64."""
+    # `optimize`, because a page holds a map per layer of each image.
     file = io.BytesIO()
     Image.fromarray((255 * rgb_hwc).round().to(torch.uint8).cpu().numpy()).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode()

@@ -144,6 +144,19 @@ def test_a_page_of_two_models_is_refused_with_the_name_of_the_file(run_of: RunOf
     assert f"{name}.json" in str(error.value) and "another" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_comparison_with_another_model_is_refused_beside_a_certificate(run_of: RunOf) -> None:
+    folder = run_of("phases.json", "certificate.json")
+    path = folder / "phases.json"
+    saved = json.loads(path.read_text())
+    other = json.loads(json.dumps(saved["models"][0]))
+    other["subject"] |= {"model": "another", "weights": "0" * 32}
+    path.write_text(json.dumps({**saved, "models": [*saved["models"], other], "subject": None}))
+    with pytest.raises(RunError, match=r"phases\.json is about another model, another, and certificate\.json"):
+        read_results(folder)
+    (folder / "certificate.json").unlink()
+    assert len(read_results(folder).phases.models) == len(saved["models"]) + 1  # type: ignore[union-attr]
+
+
 def test_a_probe_of_another_surrogate_of_the_same_teacher_is_refused(run_of: RunOf) -> None:
     folder = run_of("phases.json", "probe-classify.json", "certificate.json")
     path = folder / "probe-classify.json"
