@@ -38,6 +38,7 @@ def basin_charts(measured: DynamicsFile, phases: list[int] | None) -> list[Chart
     if measured.teacher.basins is None:
         return []
     sides = measured.sides()
+    # All classes have about as many images, so a guess is right for one of their number.
     accuracy = depth_curves("basins-accuracy", sides, phases, _accuracy)
     accuracy.level = 100 * measured.teacher.basins.chance
     return [paths(measured, phases), accuracy, depth_curves("basins-scatter-ratio", sides, phases, _separation)]
@@ -54,6 +55,7 @@ def paths(measured: DynamicsFile, phases: list[int] | None) -> Chart:
         models.append((side, side))
         names = [class_names.get(str(label), f"class {label}") for label in result.basins.classes]
         for group, values in result.basins.groups.items():
+            # Every side and group has its own components: axes of one model say nothing about another.
             axes = [f"PC{i + 1} ({percent(share)} of variance)" for i, share in enumerate(values.explained)]
             when = {"tokens": [group], "model": [side]}
             for i, (name, path) in enumerate(zip(names, values.class_paths)):

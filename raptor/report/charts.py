@@ -277,7 +277,7 @@ def described(name: str, series: list[Series], say: Mapping[str, object] | None 
         say: what fills the names in its caption.
         more: what depends on the result, such as controls and phases; it goes before the file's words.
     """
-    words = deepcopy(descriptions()[name])
+    words = deepcopy(descriptions()[name])  # the file is read once, and a chart may change its words
     words["caption"] = words["caption"].format(**(say or {}))
     x = words.pop("x", {})
     if isinstance(x, str):
@@ -310,6 +310,7 @@ def with_band(series: Series, spread: Spread) -> Series:
 def group_control(groups: Sequence[str]) -> Control:
     """The chooser of a token group; where there are several, `every group` first."""
     options = [(group, GROUP_NAMES.get(group, group)) for group in groups]
+    # Spreads over images are drawn for one group only: bands of four would cover each other.
     if len(groups) > 1:
         options.insert(0, (EVERY, EVERY))
     return Control("tokens", "Tokens", options, options[0][0])
@@ -319,16 +320,20 @@ def number(value: Any, digits: int = 3) -> str:
     """A number for text: three figures, thousands separated, a dash when there is none."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
-    if isinstance(value, int):
+    if isinstance(value, int):  # a count, which is exact
         return f"{value:,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    text = f"{value:z.{digits}g}"
-    return text if "e" not in text or abs(value) < 1e-4 else f"{value:.0f}"
+    text = f"{value:z.{digits}g}"  # z: no "-0"
+    if "e" in text and abs(value) >= 1e-4:
+        return f"{value:.0f}"
+    return text
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:z.1f}\u00a0%"
+    if value is None:
+        return "–"
+    return f"{100 * value:z.1f}\u00a0%"  # a number and its unit stay on one line
 
 
 def finite_values(values: Iterable[Any]) -> list[float]:

@@ -82,6 +82,7 @@ def _with_interval(entry: Estimate | None) -> str:
 def _cost_rows(costs: dict[str, Cost]) -> Sequence[tuple[str, ...]]:
     teacher = costs["teacher"]
     surrogate = costs["surrogate"]
+    # Blocks apart from the whole: embedding and head are shared and would dilute what tying saves.
     compared = {
         "parameters (M)": (teacher.num_parameters / 1e6, surrogate.num_parameters / 1e6),
         "block parameters (M)": (teacher.block_parameters / 1e6, surrogate.block_parameters / 1e6),

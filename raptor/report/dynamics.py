@@ -139,6 +139,7 @@ _CURVES: dict[str, Pick] = {
 
 def depth_curves(name: str, sides: Sides, phases: list[int] | None, pick: Pick) -> Chart:
     """A quantity along depth, every token group of every side: over states 0..L or over blocks 1..L."""
+    # A state stands at its layer, a step at the block that makes it.
     first = int(descriptions()[name]["x"] == "block")
     series = []
     for side, found in sides.items():
@@ -178,6 +179,7 @@ def sensitivity(found: Mapping[str, StabilityResult], phases: list[int] | None) 
         for place, group, when in _responses(measured):
             spread = measured.angle_per_eps[place]
             series.append(with_band(of_group(group, side, measured.layers, spread.mean, **when), spread))
+    # Sizes and targets are options of the command, so all sides have the same.
     first = next(iter(found.values()))
     size = "a share of the token's norm" if first.kind == "relative" else "times a Gaussian"
     return described("sensitivity", series, {"size": size}, controls=_size_controls(first), phases=phases)
@@ -186,6 +188,7 @@ def sensitivity(found: Mapping[str, StabilityResult], phases: list[int] | None) 
 def perturbed_paths(found: Mapping[str, StabilityResult], phases: list[int] | None) -> Chart:
     """Angle between perturbed and clean path, from a few layers of injection on."""
     first = next(iter(found.values()))
+    # A path from every layer would be a grey area.
     every = -(-len(first.layers) // _MAX_PATHS)
     series = []
     for side, measured in found.items():
@@ -233,6 +236,7 @@ def eigenvalues(sides: Sides) -> Chart:
     words = ""
     limit = 1.0
     for side, group, modes in _modes(sides):
+        # Entries past the rank of a fit are not numbers.
         fitted = modes.eigenvalues[np.isfinite(modes.eigenvalues)]
         pooled = modes.pooled.eigenvalues[np.isfinite(modes.pooled.eigenvalues)]
         small = of_group(group, side, fitted.real, fitted.imag, model=[side])
@@ -259,6 +263,7 @@ def _mode_curves(sides: Sides, phases: list[int] | None) -> list[Chart]:
     errors: list[Series] = []
     rank = 0
     for side, group, modes in _modes(sides):
+        # Shares of the largest one, because norms of mean states say nothing here.
         values = modes.singular_values.mean
         spectra.append(of_group(group, side, list(range(1, len(values) + 1)), values / (values[0] or 1.0)))
         error = modes.reconstruction_error.mean

@@ -177,6 +177,7 @@ def error_curve(metric: str, curves: Curves, certificate: Certificate | None, ph
         series.append(own)
         if certificate is None:
             continue
+        # Null models have no intervals: the verdict compares them image by image.
         if metric in certificate.intervals:
             own.lower, own.upper = certificate.intervals[metric][group]
         for name, null in certificate.nulls.items():
@@ -213,6 +214,7 @@ def _bound(certificate: Certificate) -> str:
     whole = relative["all"].value
     if whole is None:
         return ""
+    # A group whose number reads the same is not worth a bracket.
     larger = []
     for group, eps in relative.items():
         if eps.value is not None and round(eps.value, 3) > round(whole, 3):
@@ -297,7 +299,8 @@ def rate_charts(complexity: Complexity) -> list[Chart]:
                 values.append(getattr(point, measure))
                 text.append(point.precision)
             series.append(Series(f"{side}, rounded", megabits, values, colour=f"side-{side}", text=text))
-        if None not in series[0].y:  # agreement needs a head
+        # Agreement needs a head, so without one its values are None on both sides.
+        if None not in series[0].y:
             charts.append(described(name, series))
     return charts
 

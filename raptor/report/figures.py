@@ -163,6 +163,7 @@ def save_figures(
         path = Path(folder) / name
         figure = on_paper(about, charts)
         if figure is not None:
+            # Perturbations are followed on fewer images than the rest of dynamics.json.
             source = sources["perturbed" if about.charts[0] in _PERTURBED else name.partition("-")[0]]
             save_figure(draw(replace(figure, source=source)), path)
             written.append(name)

@@ -49,6 +49,7 @@ def intervention_charts(measured: InterventionsFile) -> list[Chart]:
     repeated: dict[str, Repetition] = {}
     past: dict[str, Extrapolation] = {}
     for side, parts in measured.sides().items():
+        # A measure of both sides stands on one chart, with a chooser of the model.
         swapped[side] = parts.swaps
         repeated[side] = parts.repetition
         if parts.extrapolation is not None:
@@ -120,6 +121,7 @@ def repetition(found: dict[str, Repetition]) -> Chart:
     for side, one in found.items():
         for j, length in enumerate(one.phases):
             base = f"phase {j + 1} ({length} blocks)"
+            # Phases differ in length: runs are compared by their share of it.
             ratio = (np.array(one.counts[j]) / length).tolist()
             kept = None
             if one.agreement is not None:
@@ -141,7 +143,8 @@ def extrapolation(found: dict[str, Extrapolation]) -> Chart:
         if past.agreement is not None:
             spreads["agreement"] = Spread(100 * past.agreement.mean)
         for measure, spread in spreads.items():
-            layers = past.layers[-len(spread.mean) :]  # the last layer itself has no speed
+            # The last layer itself has no speed, so a speed has one value fewer.
+            layers = past.layers[-len(spread.mean) :]
             line = Series(side, layers, spread.mean, colour=f"side-{side}", unit=_UNITS.get(measure, _TURN))
             line.when = {"model": [side], "measure": [measure]}
             series.append(with_band(line, spread))

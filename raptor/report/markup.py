@@ -67,10 +67,12 @@ def command(text: str) -> str:
 
 def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
     """The blocks of the model in a row, coloured by phase, and below them the tied blocks with their counts."""
+    # In units of the drawing, which is scaled to the width of the page.
     step = min(_DRAWING_WIDTH / num_layers, _MAX_STEP)
     gap = min(4.0, step / 6)
     left = (_DRAWING_WIDTH - num_layers * step) / 2
     cut = None
+    # Phases of another model may be in the folder: they would be drawn past the last block.
     if phases and sum(phases) == num_layers:
         cut = Phases.from_lengths(phases)
     drawing = ""
@@ -79,6 +81,7 @@ def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
         x = left + layer * step + gap / 2
         width = step - gap
         drawing += f'<rect class="phase-{colour}" x="{x:.1f}" y="20" width="{width:.1f}" height="56" rx="5"/>'
+        # Forty blocks leave no room for two digits.
         if step > _MIN_STEP_WITH_NUMBER:
             drawing += f'<text x="{x + width / 2:.1f}" y="53">{layer + 1}</text>'
     words = f"{num_layers} blocks"

@@ -33,6 +33,7 @@ def build_page(results: Results) -> str:
         section = make(results)
         sections.append(section)
         for chart in section.charts:
+            # Before anything is drawn: a gap in a curve would look like a result.
             chart.check()
             charts[chart.id] = chart.to_dict()
     data = safe_json(
@@ -50,6 +51,7 @@ def build_page(results: Results) -> str:
             f"the page's data would take {len(data) / 1e6:.1f} MB of 2: use fewer models or fewer --num_images"
         )
     page = _page(results, sections, data)
+    # The data is limited above, so only the parts that we ship could make it larger.
     assert len(page.encode()) < _MAX_PAGE, "the page is too large"
     return page
 
@@ -58,7 +60,7 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
     title = results.folder.resolve().name
     if results.facts:
         title = results.facts.name
-    links = ""
+    links = ""  # the sections in the bar, in the order of the page
     body = ""
     for section in sections:
         links += f'<a href="#{section.id}">{escape(section.nav)}</a>'
@@ -91,6 +93,7 @@ def _section(section: Section) -> str:
         parts.append(paragraph(section.lead, "lead"))
     if section.controls:
         parts.append(f'<div class="controls" data-section="{section.id}"></div>')  # page.js fills it
+    # Charts that follow each other share a grid, and text between them ends it.
     for is_chart, body in groupby(section.body, key=lambda one: isinstance(one, Chart)):
         if is_chart:
             charts = "".join(_chart(chart) for chart in body if isinstance(chart, Chart))

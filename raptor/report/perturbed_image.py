@@ -70,6 +70,7 @@ def perturb_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
         noise = torch.randn(x_btd.shape, generator=generator).to(x_btd)
         return eps * x_btd.norm(dim=-1, keepdim=True) * noise / noise.norm(dim=-1, keepdim=True)
 
+    # The model itself runs twice, with hooks: what is shown is what a user's own call would give.
     states, output = vit.record(pixels)
     states = list(states)
     with perturb(vit, layer, change, group), recording(vit) as moved:
@@ -94,6 +95,7 @@ def figure_perturbed(results: dict[str, PerturbedImage], layer: int, group: str)
 
 def _paths(results: dict[str, PerturbedImage], group: str) -> Chart:
     first = next(iter(results.values()))
+    # One plane for all models, else two paths could not be compared.
     centre = first.path.mean(0)
     plane = np.linalg.svd(first.path - centre, full_matrices=False)[2][:2]
     series = []
@@ -131,6 +133,7 @@ def _deviations(results: dict[str, PerturbedImage], layer: int) -> Chart:
     series = []
     for i, (name, found) in enumerate(results.items()):
         layers = list(range(layer, len(found.deviation)))
+        # Before the perturbation both paths are the same, and a logarithm of 0 has no place.
         after = np.maximum(found.deviation[layer:], _SMALLEST_ANGLE)
         series.append(Series(name, layers, after, colour=f"palette-{i}"))
     return Chart(

@@ -39,6 +39,7 @@ def probes(results: Results) -> Section:
     rows = []
     remarks = []
     for task, report in found.items():
+        # A probe of one side only has no share of the other.
         if report.recovery is not None:
             bars.x.append(task)
             bars.y.append(100 * report.recovery)
@@ -60,6 +61,7 @@ def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, .
     """
     known = next(iter(report.results.values()))
     what = task
+    # Only what differs from the usual probe is named, so that the column stays narrow.
     if known.layer != num_layers:
         what += f", layer {known.layer}"
     if known.closed_form:

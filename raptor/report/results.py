@@ -79,6 +79,7 @@ class Results:
     def files(self) -> dict[str, Any]:
         """The files that are there, by their names without `.json`."""
         found: dict[str, Any] = {}
+        # In the order of the page, because its table of commands follows it.
         for name in ("summary", *_KINDS):
             if name == "dynamics":  # probes stand before it, as on the page
                 found |= {f"probe-{task}": report for task, report in self.probes.items()}
@@ -136,6 +137,7 @@ class Results:
     @property
     def phase_lengths(self) -> list[int] | None:
         """The phases that the page draws: of the surrogate, else of the dynamics, else chosen from the similarity."""
+        # What was measured comes before what was suggested: charts mark the phases that a model has.
         for file in (self.certificate, self.distilled, self.dynamics):
             if file is not None and file.phases:
                 return list(file.phases)
@@ -164,6 +166,7 @@ class Results:
     @property
     def facts(self) -> ModelFacts | None:
         """Facts about the teacher; None when no file has them."""
+        # A distillation knows its teacher best: other files may be about the surrogate only.
         if self.summary is not None:
             return self.summary.teacher
         if self.phases is not None and self.phases.models:

@@ -77,7 +77,7 @@ def _training(losses: dict[str, list[tuple[int, float]]]) -> Chart:
     """Loss over the steps of each stage."""
     series: list[Series] = []
     for i, (stage, rows) in enumerate(losses.items()):
-        every = -(-len(rows) // _MAX_STEPS)
+        every = -(-len(rows) // _MAX_STEPS)  # rounded up, so that never more than that are drawn
         steps, values = zip(*rows[::every])
         series.append(Series(stage, steps, values, colour=f"palette-{i}", plain=True))
     # A loss in half precision may be 0, which has no place on a logarithmic axis.

@@ -11,8 +11,12 @@ _NAMES = {"teacher": "", "surrogate": ", surrogate", "twin": ", untrained twin"}
 
 def tangent_charts(measured: TangentsFile) -> list[Chart]:
     """Every chart of tangents.json; a teacher has no tied block, and some models have no head to transplant for."""
-    charts = [jacobian_growth(measured), lyapunov_spectrum(measured), fixed_points(measured), transplants(measured)]
-    return [chart for chart in charts if chart.series]
+    charts = []
+    for describe in (jacobian_growth, lyapunov_spectrum, fixed_points, transplants):
+        chart = describe(measured)
+        if chart.series:
+            charts.append(chart)
+    return charts
 
 
 def _curve(base: str, side: str, x: list[int], spread: Spread, colour: str, **when: list[str]) -> Series:
@@ -46,6 +50,7 @@ def lyapunov_spectrum(measured: TangentsFile) -> Chart:
     series: list[Series] = []
     for side, found in measured.sides().items():
         for group, exponents in found.lyapunov.exponents.items():
+            # The twin has the phases of the other sides, so that one chooser serves all.
             for phase in range(num_phases):
                 spread = exponents[phase]
                 numbers = list(range(1, len(spread.mean) + 1))
@@ -61,6 +66,7 @@ def fixed_points(measured: TangentsFile) -> Chart:
         if found.fixed_points is None:
             continue
         for continuation in found.fixed_points.continuations:
+            # Only the paper's depth MLP continues, so only the held depth compares kinds of surrogates.
             if continuation.depth == "held":
                 steps = list(range(1, len(continuation.turn.mean) + 1))
                 colour = f"palette-{continuation.phase - 1}"
@@ -71,7 +77,7 @@ def fixed_points(measured: TangentsFile) -> Chart:
 def transplants(measured: TangentsFile) -> Chart:
     """How often the donor's class comes out, by layer, group and share of tokens; and with random states instead."""
     series: list[Series] = []
-    shares: list[float] = []
+    shares: list[float] = []  # the same on every side
     for side, found in measured.sides().items():
         if found.transplants is None:
             continue
@@ -79,7 +85,8 @@ def transplants(measured: TangentsFile) -> Chart:
         groups = [group for group, _ in found.transplants.parts]
         for row, (group, share) in enumerate(found.transplants.parts):
             shown = [f"{share:g}"]
-            if groups.count(group) == 1:  # a single token is replaced whole, whatever the share of the other groups
+            if groups.count(group) == 1:
+                # A single token is replaced whole, whatever the share of the other groups.
                 shown = [f"{one:g}" for one in shares]
             for given, outcome in (("donor", found.transplants.donor), ("random", found.transplants.random_donor)):
                 mean = Spread(outcome.mean[row])

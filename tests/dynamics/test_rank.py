@@ -98,6 +98,8 @@ def test_even_subset() -> None:
     assert kept == list(range(9, 100, 10))
     first = EvenSubset(num_keep=5)
     assert [first.pick(3), first.pick(3), first.pick(3)] == [[0, 1, 2], [0, 1], []]
+    assert EvenSubset(num_keep=2, num_images=4).pick(8) == [1, 3]  # more images came than were told of
+    assert EvenSubset(num_keep=5).pick(2, places=[4, 5]) == [0]  # of a rank that has the fifth and sixth image
 
 
 def test_ranks_use_only_the_stated_images() -> None:

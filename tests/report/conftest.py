@@ -111,7 +111,7 @@ def one_sided(committed: Results, request: pytest.FixtureRequest) -> tuple[str, 
 
 @pytest.fixture(scope="session")
 def full_page(full_run: Path) -> str:
-    return report(str(full_run), images=2).path.read_text()
+    return report(str(full_run), num_images=2).path.read_text()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def page_file(full_run: Path) -> Path:
-    return report(str(full_run), images=2).path
+    return report(str(full_run), num_images=2).path
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_models_that_cannot_be_opened_leave_a_note(run_of: RunOf) -> None:
     page = report(str(folder)).path.read_text()
     assert hints(page)["seen"] and "no_such_vit" in page
     assert not (folder / "images.json").exists()
-    assert "No images were asked for" in report(str(folder), images=0).path.read_text()
+    assert "No images were asked for" in report(str(folder), num_images=0).path.read_text()
 
 
 def test_damage_is_one_line_and_no_page(run_of: RunOf) -> None:
