@@ -81,7 +81,7 @@ def correct_findings(sides: dict[str, list[Correction]]) -> list[str]:
             most = max(shares[1:])
             found.append(
                 f"{name}: at best {most:+.0%} of the lost agreement comes back ({1 - best.agreement[0]:.1%} was lost, "
-                f"phase {best.phase}, {shares.index(most, 1)} further steps)"
+                f"phase {best.phase}, further steps: {shares.index(most, 1)})"
             )
     return found
 

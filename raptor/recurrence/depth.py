@@ -139,6 +139,7 @@ class _Listener(Rule):
         self._values.append(self.rule.value(before_btd, after_btd).double().cpu())
         return super().fires(before_btd, after_btd, num_steps)
 
+    # Of all phases together: one threshold holds for every phase.
     def quantiles(self) -> list[float]:
         """Empty where every phase has one step, or too few for this rule."""
         values = torch.cat([*self._values, torch.empty(0, dtype=torch.float64)])

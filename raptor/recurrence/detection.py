@@ -47,11 +47,18 @@ class Baselines:
     def scores(self, judged: Iterable[Batch]) -> dict[str, Tensor]:
         """Each score of each image, (N,)."""
         features_nf, logits_nc = self._features(judged)
+        difference_nf = features_nf - self._mean_f
+        solved_nf = torch.linalg.solve(self._covariance_ff, difference_nf.T).T
+        # Rounding may leave a tiny negative number, whose root is not a number.
+        mahalanobis_n = (difference_nf * solved_nf).sum(-1).clamp_min(0).sqrt()
+        # Unit features, as Sun et al. found: their norm would decide the distance otherwise.
+        distance_nn = torch.cdist(F.normalize(features_nf, dim=-1), F.normalize(self._usual_nf, dim=-1))
+        nearest = min(NUM_NEIGHBOURS, distance_nn.shape[1])
         return {
             "maximum softmax": -logits_nc.softmax(-1).amax(-1),
             "energy": -torch.logsumexp(logits_nc, dim=-1),
-            "mahalanobis": self._mahalanobis(features_nf),
-            "nearest neighbours": self._neighbour_distance(features_nf),
+            "mahalanobis": mahalanobis_n,
+            "nearest neighbours": distance_nn.sort(dim=1).values[:, nearest - 1],
             # Features of strange images are usually shorter, so a short one is unusual.
             "norm": -features_nf.norm(dim=1),
         }
@@ -67,19 +74,6 @@ class Baselines:
                 features.append(self.teacher.features(last_btd).double().cpu())
                 logits.append(self.read_out(last_btd).double().cpu())
         return torch.cat(features), torch.cat(logits)
-
-    def _mahalanobis(self, features_nf: Tensor) -> Tensor:
-        """Distance from the mean of the usual features in units of their covariance."""
-        difference_nf = features_nf - self._mean_f
-        solved_nf = torch.linalg.solve(self._covariance_ff, difference_nf.T).T
-        return (difference_nf * solved_nf).sum(-1).clamp_min(0).sqrt()
-
-    def _neighbour_distance(self, features_nf: Tensor) -> Tensor:
-        """Distance of the unit features to the tenth nearest usual image."""
-        # Unit features, as Sun et al. found: their norm would decide the distance otherwise.
-        distance_nn = torch.cdist(F.normalize(features_nf, dim=-1), F.normalize(self._usual_nf, dim=-1))
-        nearest = min(NUM_NEIGHBOURS, distance_nn.shape[1])
-        return distance_nn.sort(dim=1).values[:, nearest - 1]
 
 
 @dataclass(frozen=True)

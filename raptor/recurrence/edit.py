@@ -22,7 +22,6 @@ from raptor.phases.cut import check_phases
 from raptor.recurrence.job import ToolFile
 from raptor.streaming import Record
 from raptor.vit.exits import ReadOut
-from raptor.vit.groups import TokenGroups
 from raptor.vit.view import Context, ViT
 
 LARGEST_STEP = 4.0
@@ -118,17 +117,15 @@ def class_means(
         one_hot_bc = F.one_hot(class_b, logits_bc.shape[-1]).double()
         num_c = one_hot_bc.sum(0) if num_c is None else num_c + one_hot_bc.sum(0)
         for layer in layers:
-            means_bgd = _group_means(states[layer].double(), vit.groups)
+            # In float64: a mean over thousands of states of one class.
+            state_btd = states[layer].double()
+            means_bgd = torch.stack([state_btd[:, where].mean(1) for _, where in vit.groups.present()], dim=1)
             found = torch.einsum("bc,bgd->cgd", one_hot_bc, means_bgd)
             sums[layer] = sums[layer] + found if layer in sums else found
     if num_c is None:
         raise ValueError("there are no images to take class means from: check --data")
     # A class that no image is given has no mean: NaN, which `edit` refuses by name.
     return {layer: total / num_c[:, None, None] for layer, total in sums.items()}
-
-
-def _group_means(x_btd: Tensor, groups: TokenGroups) -> Tensor:
-    return torch.stack([x_btd[:, where].mean(1) for _, where in groups.present()], dim=1)
 
 
 def measure_edit(
@@ -257,6 +254,7 @@ class _Editor:
             direction_btd[:, where] = difference_bgd[:, g, None].to(like_btd.dtype)
         return direction_btd
 
+    # The smallest step is searched without gradients; only the head's own direction needs them.
     def _smallest_step(self, state_btd: Tensor, direction_btd: Tensor, context: Context) -> Tensor:
         """The smallest step that flips each image: the first of a grid, refined by bisection; infinite if none does."""
         direction_btd = direction_btd.nan_to_num()

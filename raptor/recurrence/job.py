@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from raptor.certificate.heads import Head, head_batches, head_outputs, resolve_head
 from raptor.certificate.verdict import named_images
@@ -119,15 +118,10 @@ class ToolJob:
 
 def read_out_of(head: Head, vit: ViT) -> ReadOut:
     """Class scores of a state: by the model's own head, or by a linear head on its features."""
-    linear = head.linear
-    if linear is None:
+    if head.linear is None:
         return vit.finish
-    linear = linear.to(vit.device)
-
-    def scores(x_btd: Tensor) -> Tensor:
-        return linear(vit.features(x_btd))
-
-    return scores
+    linear = head.linear.to(vit.device)
+    return lambda x_btd: linear(vit.features(x_btd))
 
 
 def open_job(config: OnSurrogate, file: str) -> ToolJob:
@@ -142,6 +136,7 @@ def open_job(config: OnSurrogate, file: str) -> ToolJob:
         raise ValueError(f"{teacher.name} is no surrogate: make one with raptor distill")
     folder = result_folder(config.out, source, file.removesuffix(".json"))
     check_folder_of(folder, source, surrogate, teacher)
+    # Labels are numbered as the outputs of the head that judges.
     num_classes, names = head_outputs(teacher, config.head_file)
     data = ChosenData.of(source, vars(config), names, num_classes)
     if data.classes is not None and config.head_file is None:
@@ -155,6 +150,10 @@ def open_job(config: OnSurrogate, file: str) -> ToolJob:
     # Before anything is measured: minutes later a refusal to replace a result would be of little use.
     subject = Subject.of(teacher, images, surrogate)
     check_place(folder, subject, file)
+    # Where time is measured: few images on a CPU, whose cache is small, and enough to fill a GPU.
+    batch_size = 8
+    if device == "cuda":
+        batch_size = 256
     job = ToolJob(
         config,
         surrogate,
@@ -163,20 +162,16 @@ def open_job(config: OnSurrogate, file: str) -> ToolJob:
         images,
         folder,
         pick_precision(config.precision, device),
-        config.batch_size or default_batch_size(device),
+        config.batch_size or batch_size,
         head=Head("own", 0),
         head_source="",
         subject=subject,
         started=started,
     )
+    # After the images, because a ridge head is fitted on their training part.
     job.head, job.head_source = _find_head(job)
     folder.mkdir(parents=True, exist_ok=True)
     return job
-
-
-def default_batch_size(device: str) -> int:
-    """Where time is measured: few images on a CPU, whose cache is small, and enough to fill a GPU."""
-    return 256 if device == "cuda" else 8
 
 
 def _find_head(job: ToolJob) -> tuple[Head, str]:

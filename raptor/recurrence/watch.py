@@ -95,7 +95,18 @@ class Watcher:
 
     def watch(self, batches: Iterable[Batch]) -> Watched:
         """Scores, alarms and where they come from."""
-        parts = [self._judge(error_blg, map_blp) for error_blg, map_blp in self._errors(batches)]
+        parts = []
+        for error_blg, map_blp in self._errors(batches):
+            standardised_blg = self._standardise(error_blg)
+            score_b, place_b = standardised_blg.flatten(1).max(dim=1)
+            num_groups = standardised_blg.shape[2]
+            layer_b = place_b // num_groups
+            patches_bp = map_blp[torch.arange(len(layer_b)), layer_b]
+            # Relative to the image itself: the map says where, the score says how much.
+            patches_bp = patches_bp / patches_bp.median(dim=1, keepdim=True).values.clamp_min(1e-12)
+            alarm_b = score_b > self.threshold
+            profile_bl = standardised_blg.amax(dim=2)
+            parts.append((score_b, alarm_b, layer_b + 1, place_b % num_groups, patches_bp, profile_bl))
         if not parts:
             raise ValueError("there are no images to watch: check --data")
         return Watched(*(torch.cat(column) for column in zip(*parts)))
@@ -103,17 +114,6 @@ class Watcher:
     def score(self, images: Tensor) -> Tensor:
         """The score of each image of a batch, (B,), with gradients: for an attack that knows the watcher."""
         return self._standardise(self._discrepancy(images)[0]).flatten(1).amax(dim=1)
-
-    def _judge(self, error_nlg: Tensor, map_nlp: Tensor) -> tuple[Tensor, ...]:
-        standardised_nlg = self._standardise(error_nlg)
-        score_n, place_n = standardised_nlg.flatten(1).max(dim=1)
-        num_groups = standardised_nlg.shape[2]
-        layer_n = place_n // num_groups
-        patches_np = map_nlp[torch.arange(len(layer_n)), layer_n]
-        # Relative to the image itself: the map says where, the score says how much.
-        patches_np = patches_np / patches_np.median(dim=1, keepdim=True).values.clamp_min(1e-12)
-        profile_nl = standardised_nlg.amax(dim=2)
-        return score_n, score_n > self.threshold, layer_n + 1, place_n % num_groups, patches_np, profile_nl
 
     def _standardise(self, error_nlg: Tensor) -> Tensor:
         if self._centre_lg is None or self._scale_lg is None:

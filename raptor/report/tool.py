@@ -17,7 +17,7 @@ from raptor.recurrence.depth import FULL, DepthFile, DepthPoint
 from raptor.recurrence.edit import EditFile
 from raptor.recurrence.watch import WATCHER, WatchFile
 from raptor.report.charts import Axis, Chart, Control, Figure, Section, Series, described
-from raptor.report.markup import bullet_list, part, table
+from raptor.report.markup import bullet_list, paragraph, part, table
 from raptor.report.results import Results
 
 _RULES = {
@@ -131,15 +131,20 @@ def scores_figure(measured: WatchFile) -> Figure | None:
 
 
 def _scores_table(measured: WatchFile) -> str:
-    """AUROC and false alarms of every score on every set, with their intervals."""
+    """AUROC of every score on every set with its interval, a row for each set."""
+    names: list[str] = []
     rows = []
     for one in measured.sets:
+        cells = [_short(one.name)]
         for score, found in (one.scores or {}).items():
-            area = f"{found.auroc:.3f} ({found.auroc_interval[0]:.3f} to {found.auroc_interval[1]:.3f})"
-            rate = f"{found.fpr95:.3f} ({found.fpr95_interval[0]:.3f} to {found.fpr95_interval[1]:.3f})"
-            rows.append((_short(one.name), "watcher" if score == WATCHER else score, area, rate))
-    head = ("unusual images", "score", "AUROC (95 %)", "false alarms at 95 % detected (95 %)")
-    return table(head, rows)
+            low, high = found.auroc_interval
+            cells.append(f"{found.auroc:.3f} ({low:.3f} to {high:.3f})")
+            if score not in names:
+                names.append(score)
+        if len(cells) > 1:
+            rows.append(cells)
+    names[0] = "watcher"
+    return table(["AUROC (95 %)", *names], rows)
 
 
 def draw_watched_images(measured: WatchFile) -> Any:
@@ -262,14 +267,22 @@ def tool(results: Results) -> Section:
             chart = make(file)
             if chart is not None:
                 section.body.append(chart)
-        if name == "watch" and scores_chart(file) is not None:
-            section.body.append(_scores_table(file))
-    if results.watch is not None and results.watch.shown:
-        section.body += [part("Watched images", _PICTURES), _watched_pictures(results.watch)]
+        if name == "watch":
+            section.body += _watch_details(file)
     return section
 
 
-_PICTURES = "Those with the highest scores; below each the patches on which both models disagree most are bright."
+def _watch_details(measured: WatchFile) -> list[str]:
+    """The table of scores and the pictures, as far as there are any."""
+    body = []
+    if scores_chart(measured) is not None:
+        body.append(_scores_table(measured))
+    if measured.shown:
+        body += [paragraph(_PICTURES, "caption"), _watched_pictures(measured)]
+    return body
+
+
+_PICTURES = "The highest scores; below each image the patches on which both models disagree most are bright."
 _PARTS: dict[str, tuple[str, str, tuple[Callable[[Any], Chart | None], ...]]] = {
     "depth": ("Depth on demand", "raptor depth", (depth_chart,)),
     "watch": ("Watching", "raptor watch --unusual noise blur", (watch_chart, scores_chart)),

@@ -72,7 +72,8 @@ def test_the_finding_is_of_the_phase_that_brings_back_most() -> None:
     rows = [Correction("noise", 0.3, 1, [0.6, 0.5], [1, 1], 10), Correction("noise", 0.3, 2, [0.5, 0.75], [1, 1], 10)]
     (line,) = correct_findings({"surrogate": rows})
     assert (
-        line.startswith("surrogate, noise 0.3: at best +50% of the lost") and "50.0% was lost, phase 2, 1 fur" in line
+        line.startswith("surrogate, noise 0.3: at best +50% of the lost")
+        and "50.0% was lost, phase 2, further steps: 1)" in line
     )
     assert "no agreement is lost" in correct_findings({"twin": [Correction("blur", 3, 1, [1, 1], [1, 1], 9)]})[0]
 

@@ -10,7 +10,7 @@ from tiny_models import noise_images
 
 from raptor.config import CorrectConfig, DepthConfig
 from raptor.phases.cut import Phases
-from raptor.recurrence.job import chosen_phases, default_batch_size, open_job
+from raptor.recurrence.job import chosen_phases, open_job
 
 
 def test_a_job_has_both_models_and_their_head(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_job_has_both_models_and_their_head(tmp_path: Path) -> None:
         assert torch.equal(job.read_out(job.surrogate)(states[-1]), output)
     assert len(job.images) == 4 and list(job.phases) == [3, 3, 6] and job.folder.is_dir()
     assert job.subject.teacher == "scenes" and job.about(["one"])["num_images"] == 4
-    assert job.batch_size == default_batch_size("cpu") == 8
+    assert job.batch_size == 8
     config = CorrectConfig("scenes-k3", num_images=4, device="cpu", out=str(tmp_path / "other"))
     assert open_job(config, "correct.json").batch_size == 64
 

@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_file(results: Results) -> None:
     assert chart is not None and chart.series[0].name == "watcher"
     unusual = results.watch.sets[1:]
     assert chart.series[0].y == [one.scores["surrogate"].auroc for one in unusual if one.scores]
-    assert f"{unusual[0].scores['norm'].fpr95:.3f}" in tool(results).html
+    assert f"{unusual[0].scores['norm'].auroc:.3f} (" in tool(results).html
     assert scores_chart(replace(results.watch, sets=results.watch.sets[:1])) is None
     assert watch_chart(results.watch).level == results.watch.threshold
 
