@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ from safetensors.torch import save_file
 
 from raptor.certificate.heads import Head, resolve_head
 from raptor.config import ExportConfig
-from raptor.data import ChosenData, iterate
+from raptor.data import ChosenData, ImageData, iterate
+from raptor.data.chosen import default_data
+from raptor.data.stream import Batch
 from raptor.export.graphs import fixed, read_onnx, read_pt2, write_onnx, write_pt2
 from raptor.export.measure import (
+    NOISE,
     Export,
     ExportRow,
     Runner,
     check_parity,
     in_pytorch,
     measure_runners,
+    noise,
     time_runners,
 )
 from raptor.export.weights import check_installed, stored_bytes, with_rounded_values, with_weights
@@ -51,12 +56,14 @@ def export(config: ExportConfig) -> Export:
     surrogate, teacher = _open_both(config)
     run = folder_of(config.run)
     folder = check_folder(config.out or result_folder(None, run, "export") / f"export-{config.to}-{config.weights}")
-    chosen = ChosenData.of(run, vars(config))
-    images = chosen.judged(config.num_images, teacher.preprocess.size)
+    chosen = _choose_images(config, surrogate)
+    images = None
+    if chosen is not None:
+        images = chosen.judged(config.num_images, teacher.preprocess.size)
     subject = Subject.of(teacher, images, surrogate)
     check_place(folder, subject, Export.FILE)
     folder.mkdir(parents=True, exist_ok=True)
-    head, told = _head_of(teacher, run)
+    head, told = _head_of(teacher, run, images)
 
     written = _write(config, surrogate, teacher, folder)
     runners = [in_pytorch("surrogate", at_speed(surrogate), surrogate, "fp32"), written]
@@ -64,7 +71,9 @@ def export(config: ExportConfig) -> Export:
     beside = _teacher_alike(config, teacher)
     if beside is not None:
         runners.append(beside)
-    batches = iterate(images, teacher.preprocess, config.batch_size)
+    batches: Iterable[Batch] = noise(teacher.preprocess.size)
+    if images is not None:
+        batches = iterate(images, teacher.preprocess, config.batch_size)
     num_images = measure_runners(runners, teacher, batches, head)
     check_parity(written.row, _TOLERANCES[config.weights])
     time_runners(runners, teacher.preprocess.size, config.timed_calls)
@@ -76,7 +85,7 @@ def export(config: ExportConfig) -> Export:
         use=_use(config, surrogate, f"{folder}/"),
         rows=[runner.row for runner in runners],
         num_images=num_images,
-        data=chosen.name,
+        data=NOISE if chosen is None else chosen.name,
         head=told,
         threads=torch.get_num_threads(),
         notes=_notes(config, teacher.preprocess.size),
@@ -96,8 +105,26 @@ def _open_both(config: ExportConfig) -> tuple[ViT, ViT]:
     return surrogate, model
 
 
-def _head_of(teacher: ViT, run: Any) -> tuple[Head | None, str]:
+def _choose_images(config: ExportConfig, surrogate: ViT) -> ChosenData | None:
+    """The images to compare on; None for a folder that is not of a run, where nobody has said which."""
+    run = folder_of(config.run)
+    is_given = config.data is not None or config.val is not None
+    places = [Path(run), Path(run).parent] if isinstance(run, str | Path) else []
+    is_run = any((place / "config.yaml").is_file() for place in places)
+    if is_given or is_run:
+        return ChosenData.of(run, vars(config))
+    # Who makes shared blocks whole may have no images yet.
+    try:
+        data = default_data(surrogate)
+    except ValueError:
+        return None
+    return ChosenData.of(run, {**vars(config), "data": data})
+
+
+def _head_of(teacher: ViT, run: Any, images: ImageData | None) -> tuple[Head | None, str]:
     """The head that decides on agreement: the teacher's own, or the one that `raptor evaluate` fitted and kept."""
+    if images is None:
+        return None, "no agreement: give images with --data"
     kept = None
     if isinstance(run, str | Path):
         kept = Path(run) / "head.safetensors"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from raptor.export.weights import quiet
 from raptor.files import replacing
 from raptor.surrogate.at_speed import at_speed
 from raptor.vit.calls import reason_of
@@ -60,7 +58,7 @@ def trace(vit: ViT, states: bool = False) -> Any:
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     batch = torch.export.Dim("batch", min=1, max=_LARGEST_BATCH)
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet():
             return torch.export.export(_Whole(vit, states), (images,), dynamic_shapes={"images": {0: batch}})
     # What a model's own code makes torch.export raise has no common type.
     except Exception as error:
@@ -95,7 +93,7 @@ def write_pt2(vit: ViT, path: Path) -> None:
     for node in program.graph.nodes:
         for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
             node.meta.pop(name, None)  # paths of this machine, and more bytes than a small model has
-    with replacing(path) as partial, _quiet():
+    with replacing(path) as partial, quiet():
         with partial.open("wb") as file:
             torch.export.save(program, file)
 
@@ -147,7 +145,7 @@ def write_onnx(vit: ViT, path: Path, weight_bytes: int) -> list[str]:
     program = trace(vit, states=True)
     names = ["output"] + [f"a_{layer}" for layer in range(vit.num_layers + 1)]
     try:
-        with _quiet():
+        with quiet():
             found = torch.onnx.export(
                 program, (), input_names=["images"], output_names=names, verbose=False, optimize=False
             )
@@ -206,18 +204,3 @@ def read_onnx(path: Path, states: list[str]) -> Exported:
         return arrays[1:], arrays[0]
 
     return Exported(run, record)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside the context the exporters say nothing: what they tell is about their own parts."""
-    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx", "torch.export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)

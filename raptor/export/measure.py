@@ -25,6 +25,8 @@ from raptor.vit.view import ViT
 
 BATCHES = (1, 32)
 """The batch sizes that are timed."""
+NOISE = "noise"
+"""What a file is compared on if there are no images."""
 
 
 @dataclass
@@ -130,11 +132,18 @@ def in_pytorch(model: str, vit: ViT, own: ViT, weights: str) -> Runner:
     return Runner(row, Exported(torch.no_grad()(vit.__call__), torch.no_grad()(vit.record)), own)
 
 
+def noise(size: int) -> list[Batch]:
+    """A batch of noise, which shows whether a file computes what the model does."""
+    images = torch.randn(8, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return [Batch(images, None, torch.arange(len(images)))]
+
+
 @torch.no_grad()
 def measure_runners(runners: list[Runner], teacher: ViT, batches: Iterable[Batch], head: Head | None) -> int:
     """Fill in errors and agreement of every row, in one pass over the images, whose number is the result."""
-    squares = [torch.zeros(runner.own.num_layers + 1, dtype=torch.float64) for runner in runners]
-    norms = [torch.zeros_like(square) for square in squares]
+    sums_lr = []  # of |a_l - x_l| and of |a_l|, in fp64 because fp32 would lose late images
+    for runner in runners:
+        sums_lr.append(torch.zeros(runner.own.num_layers + 1, 2, dtype=torch.float64))
     agreed = [0] * len(runners)
     num_images = 0
     for batch in track(batches, "compare the exported model"):
@@ -149,8 +158,8 @@ def measure_runners(runners: list[Runner], teacher: ViT, batches: Iterable[Batch
                 owned[id(runner.own)] = runner.own.record(images)[0]
             states, output = runner.exported.record(images)
             for layer, (state, own) in enumerate(zip(states, owned[id(runner.own)])):
-                squares[n][layer] += (state.float() - own).flatten(1).norm(dim=1).double().sum()
-                norms[n][layer] += own.flatten(1).norm(dim=1).double().sum()
+                sums_lr[n][layer, 0] += (state.float() - own).flatten(1).norm(dim=1).double().sum()
+                sums_lr[n][layer, 1] += own.flatten(1).norm(dim=1).double().sum()
             if runner.same is not None:
                 same = runner.same(images).float()
                 difference = (output - same).abs().max() / same.abs().max().clamp_min(1)
@@ -163,7 +172,7 @@ def measure_runners(runners: list[Runner], teacher: ViT, batches: Iterable[Batch
     if not num_images:
         raise ValueError("no images to compare on: the held-out data is empty")
     for n, runner in enumerate(runners):
-        runner.row.errors = (squares[n] / norms[n]).tolist()
+        runner.row.errors = (sums_lr[n][:, 0] / sums_lr[n][:, 1]).tolist()
         if head is not None:
             runner.row.agreement = agreed[n] / num_images
     return num_images
@@ -176,7 +185,9 @@ def time_runners(runners: list[Runner], size: int, num_calls: int) -> None:
     """
     for batch in BATCHES:
         images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
-        spent: dict[int, list[float]] = {n: [] for n in range(len(runners))}
+        spent: list[list[float]] = []
+        for _ in runners:
+            spent.append([])
         for call in track(range(num_calls + 1), f"time batches of {batch}"):
             for n, runner in enumerate(runners):
                 begin = time.perf_counter()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,8 @@ def check_installed(option: str, *packages: str) -> None:
     """Raise unless the packages that an option needs are here."""
     for package in packages:
         try:
-            __import__(package)
+            with quiet():
+                __import__(package)
         except ImportError:
             raise ValueError(f"{option} needs the extra: pip install 'raptor-vit[export]'") from None
 
@@ -86,12 +89,28 @@ def rounded_layers(vit: ViT) -> Iterator[tuple[str, nn.Linear]]:
 
 def _round_to_eight_bits(vit: ViT) -> None:
     check_installed("--weights int8", "torchao")
-    with warnings.catch_warnings(action="ignore"):  # torchao warns of its own parts as it is imported
+    with quiet():
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
         from torchao.utils import unwrap_tensor_subclass
     chosen = {id(layer) for _, layer in rounded_layers(vit)}
     quantize_(vit.model, Int8WeightOnlyConfig(), filter_fn=lambda module, _name: id(module) in chosen)
     unwrap_tensor_subclass(vit.model)  # a file with torchao's own tensors could not be read without torchao
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside the context torchao and the exporters say nothing: what they tell is about their own parts."""
+    loggers = []
+    for name in ("onnxscript", "onnx_ir", "torch.onnx", "torch.export", "torch.utils._pytree"):
+        logger = logging.getLogger(name)
+        loggers.append((logger, logger.level))
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for logger, level in loggers:
+            logger.setLevel(level)
 
 
 class FourBits(nn.Module):

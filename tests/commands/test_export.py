@@ -49,7 +49,8 @@ def test_shared_blocks_are_made_whole_by_the_readers_own_file(tmp_path: Path) ->
     teacher = open_vit(name, weights=str(tmp_path / "teacher.pth"), **TINY)
     save_vit(make_surrogate(teacher, (1, 2)), tmp_path / "run")
     shared = tmp_path / "shared"
-    export(tmp_path / "run", to="blocks", weights="fp16", out=str(shared), **QUICK)
+    found = export(tmp_path / "run", to="blocks", weights="fp16", out=str(shared), **QUICK)
+    assert found.data == "noise" and found.rows[1].agreement is None  # nobody has said on which images
     (shared / "export.json").unlink()  # it is of this machine, and is not shared
     card = (shared / "README.md").read_text()
     assert "--to folder --teacher FILE" in card and "1 \\| 2" in card
