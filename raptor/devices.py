@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -65,7 +66,9 @@ def pick_precision(precision: str, device: str) -> str:
 
 def device_name(device: str | torch.device) -> str:
     """The device as summaries name it."""
-    return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "cpu"
 
 
 @contextmanager
@@ -109,7 +112,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 def _tf32_switches() -> list[tuple[Any, str, Any]]:
     """Owner, name and off value of each TF32 switch. Newer torch refuses to read the old ones once a new one is set."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     if hasattr(matmul, "fp32_precision"):
         conv: Any = cudnn.conv  # type: ignore[attr-defined]
         return [(matmul, "fp32_precision", "ieee"), (conv, "fp32_precision", "ieee")]
@@ -154,10 +158,13 @@ def _left_in_groups(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/s
     own, root: where Linux says in which control group (version 2) a process is, and where these are.
     """
     try:
-        name = next(line[3:] for line in own.read_text().split() if line.startswith("0::"))
-    except (OSError, StopIteration):
+        found = re.search(r"^0::/*(.*)$", own.read_text(), re.MULTILINE)
+    except OSError:
         return []
-    group, left = root / name.lstrip("/"), []
+    if found is None:
+        return []
+    group = root / found[1]
+    left = []
     for folder in [group, *group.parents]:
         try:
             limit = int((folder / "memory.max").read_text())  # ValueError for "max"
@@ -174,7 +181,9 @@ def _left_in_groups(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/s
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
     """Random weights that are made inside are the same on every rank and in every run; the caller's numbers go on."""
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    gpus = range(0)
+    if torch.cuda.is_initialized():  # otherwise this would start CUDA, which takes a second and a GPU's memory
+        gpus = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         yield
@@ -207,10 +216,11 @@ class Ranks:
         if self.size == 1:
             assert value is not None
             return value
-        value = torch.zeros((), dtype=torch.float64) if value is None else value
+        if value is None:
+            value = torch.zeros((), dtype=torch.float64)
         kinds = self.gather((tuple(value.shape), value.dtype))
-        shape = torch.broadcast_shapes(*(shape for shape, _ in kinds))
-        dtype = max(kinds, key=lambda kind: len(kind[0]))[1]
+        # The largest is of a rank that has seen images; the others are zeros.
+        shape, dtype = max(kinds, key=lambda kind: len(kind[0]))
         total = value.to(self.device, dtype).expand(shape).contiguous().clone()
         dist.all_reduce(total)
         return total
@@ -231,42 +241,47 @@ class Ranks:
 
     def rows(self, rows: Tensor | None) -> list[Tensor]:
         """The rows (N, ...) of all ranks, in their order, on rank 0; elsewhere none. One rank sends after the other."""
-        if self.size == 1:
-            return [] if rows is None else [rows]
-        kinds = self.gather(None if rows is None else (tuple(rows.shape), rows.dtype, rows.device.type))
+        if rows is None:
+            rows = torch.empty(0)
+        kinds = self.gather((tuple(rows.shape), rows.dtype, rows.device.type))
         found: list[Tensor] = []
-        for rank, kind in enumerate(kinds):
-            if kind is None or 0 in kind[0]:
+        for rank, (shape, dtype, place) in enumerate(kinds):
+            if 0 in shape:
                 continue
-            shape, dtype, place = kind
-            if rank == 0 and self.is_first and rows is not None:
+            if rank == self.rank == 0:
                 found.append(rows)
-            elif rank == self.rank and rows is not None:
+            elif rank == self.rank:
                 dist.send(rows.to(self.device).contiguous(), 0)
             elif self.is_first:
                 received = torch.empty(shape, dtype=dtype, device=self.device)
                 dist.recv(received, rank)
-                found.append(received.cpu() if place == "cpu" else received)
+                if place == "cpu":  # where the rows of rank 0 are too
+                    received = received.cpu()
+                found.append(received)
         return found
 
     def first(self, function: Callable[[], T]) -> T:
         """What `function` returns on rank 0, sent to all; what it raises there is raised on all. Tensors on the CPU."""
         if self.size == 1:
             return function()
-        outcome: list[Any] = [None, None]
+        outcome: list[Any] = [None, None, None]  # the value, or the kind of an error and its text
         failure: Exception | None = None
         if self.is_first:
             try:
                 outcome[0] = function()
             except Exception as error:
-                failure, outcome[1] = error, (isinstance(error, ValueError | OSError), str(error))
+                failure = error
+                kind: type[Exception] = RuntimeError
+                if isinstance(error, ValueError | OSError):  # of a user, who is told in one line
+                    kind = ValueError
+                outcome[1:] = [kind, str(error)]
         dist.broadcast_object_list(outcome, 0)
+        value, kind_of_error, text = outcome
         if failure is not None:
             raise failure
-        if outcome[1] is not None:
-            is_users, text = outcome[1]
-            raise (ValueError if is_users else RuntimeError)(text)
-        return cast(T, outcome[0])
+        if kind_of_error is not None:
+            raise kind_of_error(text)
+        return cast(T, value)
 
 
 ONE_PROCESS = Ranks()
@@ -287,28 +302,30 @@ class SharedBytes(NamedTuple):
 
 def share_bytes(ranks: Ranks, num_bytes: int) -> SharedBytes | None:
     """New memory for the ranks of each machine; None on all ranks where one machine has no room or cannot share it."""
-    machine = f"{os.uname().nodename} {_boot_id()}"
-    mates = [rank for rank, other in enumerate(ranks.gather(machine)) if other == machine]
-    place = mates.index(ranks.rank)
+    machine = os.uname().nodename
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    if boot_id.is_file():  # containers of one image have one name
+        machine += boot_id.read_text()
+    machines = ranks.gather(machine)
+    first = machines.index(machine)
+    place = machines[: ranks.rank].count(machine)
     names = ranks.gather(f"raptor-{uuid.uuid4()}")
-    path = _SHARED_MEMORY / names[mates[0]]
+    path = _SHARED_MEMORY / names[first]
+    values = None
     try:
         if place == 0:
             with suppress(OSError, AttributeError), open(path, "xb") as file:  # not every system has such a folder
                 os.posix_fallocate(file.fileno(), 0, num_bytes)  # now, since a page that is missing later is a crash
         ranks.gather(None)
-        there = path.is_file() and path.stat().st_size == num_bytes
-        values = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8) if there else None
-        everywhere = all(ranks.gather(there))
+        if path.is_file() and path.stat().st_size == num_bytes:
+            values = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
+        everywhere = all(ranks.gather(values is not None))
     finally:
         if place == 0:
             path.unlink(missing_ok=True)  # the memory stays until the last process that uses it ends
-    return SharedBytes(values, place, len(mates)) if everywhere and values is not None else None
-
-
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.is_file() else ""
+    if values is None or not everywhere:
+        return None
+    return SharedBytes(values, place, machines.count(machine))
 
 
 def join_ranks(device: str) -> Ranks:
@@ -334,16 +351,20 @@ def open_fabric(device: str, precision: str) -> Any:
     from lightning_fabric.strategies import DDPStrategy
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # hides its notices about precision
-    kind: Any = "bf16-mixed" if precision == "bf16" else "32-true"
+    kind: Any = {"bf16": "bf16-mixed", "fp32": "32-true"}[precision]
     world = started_processes()[1]
     if world == 1:
         alone = Fabric(accelerator=device, devices=1, precision=kind, plugins=[LightningEnvironment()])
         alone.launch()
         return alone
     local, num_nodes = _processes_per_node(world)
-    num_gpus = torch.cuda.device_count() if device == "cuda" else 0
-    places = [torch.device("cuda", i % num_gpus) if num_gpus else torch.device("cpu") for i in range(local)]
-    shared = 0 < num_gpus < local and "LOCAL_WORLD_SIZE" in os.environ  # srun may show each task only its own GPU
+    places = [torch.device("cpu")] * local
+    backend = None
+    if device == "cuda":
+        num_gpus = torch.cuda.device_count()
+        places = [torch.device("cuda", i % num_gpus) for i in range(local)]
+        if num_gpus < local and "LOCAL_WORLD_SIZE" in os.environ:  # srun may show each task only its own GPU
+            backend = "gloo"
     # Each rank draws its own stochastic-depth masks, which are buffers: rank 0's must not replace them. Newer torch
     # warns of that option, and has no other that leaves buffers alone from the start.
     warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated")
@@ -351,7 +372,7 @@ def open_fabric(device: str, precision: str) -> Any:
     warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
     strategy = DDPStrategy(
         parallel_devices=places,
-        process_group_backend="gloo" if shared else None,
+        process_group_backend=backend,
         timeout=COLLECTIVE_TIMEOUT,
         broadcast_buffers=False,
     )

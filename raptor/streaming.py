@@ -14,9 +14,11 @@ import html
 import json
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
+from itertools import chain
 from typing import Annotated, Any, Protocol, Self, TypeVar, get_type_hints
 
 import numpy as np
@@ -72,7 +74,9 @@ class Moments:
     def add(self, mean: Tensor, squares: Tensor, num: int | Tensor) -> None:
         """Add `num` rows given by their own mean and sum of squared deviations, both float64."""
         if isinstance(self.num, int) and self.num == 0:
-            self.num, self.mean, self.squares = num, mean, squares
+            self.num = num
+            self.mean = mean
+            self.squares = squares
             return
         total = self.num + num
         delta = mean - self.mean
@@ -93,7 +97,8 @@ class Moments:
         num = ranks.sum(torch.as_tensor(self.num, dtype=torch.float64, device=self.mean.device))
         mean = ranks.sum(self.mean * self.num) / num
         self.squares = ranks.sum(self.squares + (self.mean.to(mean.device) - mean).square() * self.num)
-        self.num, self.mean = num, mean
+        self.num = num
+        self.mean = mean
 
     @property
     def variance(self) -> Tensor:
@@ -114,7 +119,8 @@ class Rows:
 
     def add(self, rows: Tensor, places: Sequence[int] | None = None) -> None:
         """Add rows (B, ...) of the images at `places` of the stream, by default those that follow."""
-        places = range(self._next, self._next + len(rows)) if places is None else places
+        if places is None:
+            places = range(self._next, self._next + len(rows))
         assert len(places) == len(rows), "each row has a place"
         if len(rows):
             self._rows.append(rows)
@@ -133,16 +139,21 @@ class Rows:
             rows = self.values()
             index = torch.tensor(order, dtype=torch.long).to(rows.device, non_blocking=True)
             self._rows = [rows.index_select(0, index)]
-        self.places = [self.places[i] for i in order]
+        self.places = list(map(self.places.__getitem__, order))
 
     def reduce(self, ranks: Ranks) -> None:
         """Collect the rows of all ranks on rank 0."""
         if ranks.size == 1:
             return
-        places = [place for each in ranks.gather(self.places) for place in each]
-        found = ranks.rows(self.values() if self._rows else None)
+        places = list(chain.from_iterable(ranks.gather(self.places)))
+        own = None
+        if self._rows:
+            own = self.values()
+        found = ranks.rows(own)
         if ranks.is_first:
-            self._rows, self.places = found, places
+            self._rows = found
+            self.places = places
+            # Each rank had whole batches, so that the rows of two ranks come in turn.
             self.keep(sorted(range(len(places)), key=places.__getitem__))
 
 
@@ -163,7 +174,8 @@ class Reservoir:
     def add(self, rows: Tensor, places: Sequence[int] | None = None) -> None:
         """Add rows (B, ...) of the images at `places`, by default those that follow. Places must rise."""
         self._kept.add(rows, places)
-        self._keys += [self._key(place) for place in self._kept.places[len(self._keys) :]]
+        self._keys += map(self._key, self._kept.places[len(self._keys) :])
+        # Twice as many are kept for a while, because each trimming sorts them all.
         if len(self._keys) >= 2 * self.size:
             self._trim(self.size)
 
@@ -182,8 +194,8 @@ class Reservoir:
         """The sample over all ranks, on rank 0; only the rows that stay are sent to it."""
         if ranks.size == 1:
             return
-        kept = sorted(key for keys in ranks.gather(self._keys) for key in keys)[: self.size]
-        self._trim(sum(key <= kept[-1] for key in self._keys))
+        kept = sorted(chain.from_iterable(ranks.gather(self._keys)))[: self.size]
+        self._trim(bisect_right(sorted(self._keys), kept[-1]))
         self._kept.reduce(ranks)
         self._keys = []  # nothing may be added any more
 
@@ -201,7 +213,7 @@ class Reservoir:
         """Keep the `num` rows with the smallest keys: each row is as likely as any other."""
         order = sorted(sorted(range(len(self._keys)), key=self._keys.__getitem__)[:num])
         self._kept.keep(order)
-        self._keys = [self._keys[i] for i in order]
+        self._keys = list(map(self._keys.__getitem__, order))
 
 
 def _float_array(saved: Any) -> NDArray[np.float64]:
@@ -223,7 +235,9 @@ def _complex_array(saved: Any) -> NDArray[np.complex128]:
 
 
 def _nan_of_null(saved: Any) -> Any:
-    return math.nan if saved is None else saved
+    if saved is None:
+        return math.nan
+    return saved
 
 
 T = TypeVar("T")
@@ -254,7 +268,9 @@ class Result:
 
     def table_rows(self) -> list[dict[str, Any]]:
         """The result as rows of a table."""
-        return [{f.name: _short(getattr(self, f.name)) for f in fields(self)}] if is_dataclass(self) else []
+        if not is_dataclass(self):
+            return []
+        return [{f.name: _short(getattr(self, f.name)) for f in fields(self)}]
 
     def to_dataframe(self) -> Any:
         """The rows of the table as a pandas data frame."""
@@ -289,7 +305,9 @@ def _drawn_once(plot: Callable[..., Any]) -> Callable[..., Any]:
 
 def folder_of(run: Any) -> Any:
     """The folder of a result that has one; anything else as it is."""
-    return getattr(run, "folder", run) if isinstance(run, Result) else run
+    if isinstance(run, Result):
+        return getattr(run, "folder", run)
+    return run
 
 
 _SHOWN_ROWS = 20
@@ -297,24 +315,38 @@ _SHOWN_ROWS = 20
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The first rows as an HTML table; every cell is escaped."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in columns)
-    body = [
-        "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in columns) + "</tr>"
-        for row in rows[:_SHOWN_ROWS]
-    ]
-    more = f"<p>{len(rows) - _SHOWN_ROWS} more rows: to_dataframe() has all</p>" if len(rows) > _SHOWN_ROWS else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{more}"
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    columns = list(dict.fromkeys(chain.from_iterable(rows)))
+    lines = ["<table><thead><tr>", *[f"<th>{html.escape(str(name))}</th>" for name in columns], "</tr></thead><tbody>"]
+    for row in rows[:_SHOWN_ROWS]:
+        lines.append("<tr>")
+        for name in columns:
+            value = row.get(name)
+            text = str(value)
+            if value is None:
+                text = ""
+            elif isinstance(value, float):
+                text = f"{value:.4g}"
+            lines.append(f"<td>{html.escape(text)}</td>")
+        lines.append("</tr>")
+    lines.append("</tbody></table>")
+    if len(rows) > _SHOWN_ROWS:
+        lines.append(f"<p>{len(rows) - _SHOWN_ROWS} more rows: to_dataframe() has all</p>")
+    return "".join(lines)
 
 
 def _short_repr(value: Any) -> str:
     """A dataclass in one line of at most 400 characters: small fields in full, arrays and lists by their size."""
-    text = ", ".join(f"{f.name}={_short(getattr(value, f.name))}" for f in fields(value) if f.repr)
-    return f"{type(value).__name__}({text if len(text) <= 380 else text[:377] + '...'})"
+    shown = []
+    for field in fields(value):
+        if field.repr:
+            shown.append(f"{field.name}={_short(getattr(value, field.name))}")
+    return f"{type(value).__name__}({_cut_text(', '.join(shown), 380)})"
+
+
+def _cut_text(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    return text[: length - 3] + "..."
 
 
 def _short(value: Any) -> str:
@@ -324,8 +356,7 @@ def _short(value: Any) -> str:
         return f"<{type(value).__name__}>"
     if isinstance(value, dict | list | tuple | set) and len(repr(value)) > 60:
         return f"<{type(value).__name__} of {len(value)}>"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return _cut_text(repr(value), 80)
 
 
 class Record:
@@ -367,9 +398,13 @@ class Record:
 @cache
 def _saved_names(kind: Any) -> list[str]:
     """The fields of a record that are written."""
+    # Resolving annotations is slow, and a page reads thousands of records.
     hints = get_type_hints(kind, include_extras=True)
-    names = [f.name for f in fields(kind)]
-    return [name for name in names if _NOT_SAVED not in getattr(hints[name], "__metadata__", ())]
+    names = []
+    for field in fields(kind):
+        if _NOT_SAVED not in getattr(hints[field.name], "__metadata__", ()):
+            names.append(field.name)
+    return names
 
 
 def _quantile_rows(saved: Any) -> Array:
@@ -395,17 +430,24 @@ class Spread(Record):
 
     def __getitem__(self, index: Any) -> Spread:
         """The spread of a part of the quantity."""
-        std = None if self.std is None else self.std[index]
-        quantiles = None if self.quantiles is None else np.stack([q[index] for q in self.quantiles])
-        return Spread(self.mean[index], std, quantiles, self.num_images)
+        part = Spread(self.mean[index], num_images=self.num_images)
+        if self.std is not None:
+            part.std = self.std[index]
+        if self.quantiles is not None:
+            part.quantiles = np.stack([quantile[index] for quantile in self.quantiles])
+        return part
 
     def quantile(self, q: float) -> Array | None:
         """The quantile `q` of `QUANTILES`, of the quantity's shape; None when there are none."""
-        return None if self.quantiles is None else self.quantiles[QUANTILES.index(q)]
+        if self.quantiles is None:
+            return None
+        return self.quantiles[QUANTILES.index(q)]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = None if self.quantiles is None else dict(zip(QUANTILE_KEYS, jsonable(self.quantiles)))
-        return super().to_dict() | {"quantiles": rows}
+        saved = super().to_dict()
+        if self.quantiles is not None:
+            saved["quantiles"] = dict(zip(QUANTILE_KEYS, jsonable(self.quantiles)))
+        return saved
 
 
 class ImageMoments:
@@ -417,7 +459,9 @@ class ImageMoments:
     def __init__(self, reservoir: int = _QUANTILE_IMAGES, seed: int = 0) -> None:
         self.num_images = 0
         self._moments = Moments()
-        self._reservoir = Reservoir(reservoir, seed) if reservoir else None
+        self._reservoir: Reservoir | None = None
+        if reservoir:
+            self._reservoir = Reservoir(reservoir, seed)
 
     def update(self, values: Tensor, places: Sequence[int] | None = None) -> None:
         """Add a batch of values, `(B, ...)`, of the images at `places` of the stream (by default those that follow)."""
@@ -479,7 +523,9 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
 def _json_float(value: float, digits: int | None) -> float | None:
     if not math.isfinite(value):
         return None
-    return value if digits is None else float(f"{value:.{digits}g}")
+    if digits is None:
+        return value
+    return float(f"{value:.{digits}g}")
 
 
 def decode(kind: Any, saved: Any) -> Any:
@@ -498,9 +544,11 @@ def decode_text(kind: Any, text: str) -> Any:
         return _adapter(kind).validate_json(text)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in fault["loc"])
+    path = ".".join(map(str, fault["loc"]))
     words = fault["msg"].removeprefix("Value error, ")
-    raise ValueError(f"{path}: {words}" if path else words)
+    if path:
+        words = f"{path}: {words}"
+    raise ValueError(words)
 
 
 @cache
