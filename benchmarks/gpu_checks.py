@@ -223,9 +223,16 @@ def cached_batches_never_wait(_: argparse.Namespace) -> dict[str, Any]:
     data = open_data("scenes", "train", limit=32, size=48)
     preprocess = small_teacher().preprocess
     errors = {}
-    for augment in ("none", "crop"):
-        options: dict[str, Any] = dict(seed=4, augment=augment, cache="memory")
-        stream, on_cpu = (TrainStream(data, preprocess, 6, device=device, **options) for device in ("cuda", "cpu"))
+    drawn = dict(mixup=0.5, jitter=0.4, grey=0.5)
+    changes: dict[str, dict[str, Any]] = {
+        "none": dict(augment="none"),
+        "crop": dict(augment="crop"),
+        "mixed": dict(augment="crop", **drawn),
+        "pasted": dict(augment="crop", cutmix=1.0, **drawn),
+    }
+    for name, options in changes.items():
+        stream = TrainStream(data, preprocess, 6, seed=4, cache="memory", device="cuda", **options)
+        on_cpu = TrainStream(data, preprocess, 6, seed=4, cache="memory", **options)
         stream.batch(0)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -233,14 +240,14 @@ def cached_batches_never_wait(_: argparse.Namespace) -> dict[str, Any]:
             labels = stream.labels(3)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        errors[augment] = float((images.cpu() - on_cpu.batch(3)).abs().max())
+        errors[name] = float((images.cpu() - on_cpu.batch(3)).abs().max())
         assert labels.tolist() == on_cpu.labels(3).tolist()
     return errors
 
 
 def run_options(folder: Path, **changes: Any) -> dict[str, Any]:
     options: dict[str, Any] = dict(phases=[2, 2], recipe="paper", budget="40steps", batch_size=16, train_images=128)
-    options |= dict(num_images=16, lr=1e-3, out=str(folder), num_workers=0, device=DEVICE)
+    options |= dict(num_images=16, lr=1e-3, out=str(folder), num_workers=0, device=DEVICE, average_last=0.5)
     return {**options, **changes}
 
 
