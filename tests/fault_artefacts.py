@@ -21,9 +21,12 @@ class Artefacts:
     """Looks at one run folder after each fault, and counts what is damaged or gone."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        self.folder, self.model = folder, folder / model
-        self.num_checked, self.problems = 0, [""][:0]
-        self.step, self.present = -1, {""} - {""}
+        self.folder = folder
+        self.model = folder / model
+        self.num_checked = 0
+        self.problems: list[str] = []
+        self.step = -1
+        self.present: set[str] = set()
 
     def look(self) -> None:
         """After a fault: whatever is there is whole, and is not older than at the last look."""
@@ -66,7 +69,9 @@ class Artefacts:
     def differences(self, whole: Path) -> list[str]:
         """What of a finished run is not as in the run `whole`, which met no fault."""
         other = whole / self.model.name
-        found = [] if same_tensors(_tensors(self.model), _tensors(other)) else ["the weights differ"]
+        found = []
+        if not same_tensors(_tensors(self.model), _tensors(other)):
+            found.append("the weights differ")
         if _without_clock(read_metrics(self.folder)) != _without_clock(read_metrics(whole)):
             found.append("metrics.jsonl differs")
         summaries = (json.loads((folder / "summary.json").read_text()) for folder in (self.folder, whole))

@@ -15,7 +15,8 @@ class Faults:
     """Runs and faults of a test, and what they left; the counts of all tests are printed at the end."""
 
     def __init__(self, counts: dict[str, int], report: Path) -> None:
-        self.counts, self.report = counts, report
+        self.counts = counts
+        self.report = report
 
     def start(self, kind: str, out: Path, fault: dict[str, Any] | None = None, **options: Any) -> Any:
         self.counts["runs"] += 1

@@ -39,7 +39,10 @@ class Noise(ImageData):
     def __init__(self, part: str, num_images: int, deadly: Path | None = None, cached: bool = True) -> None:
         labels = [i % 3 for i in range(num_images)]
         super().__init__("noise", [f"{part}/{i:02d}.png" for i in range(num_images)], labels, ["a", "b", "c"])
-        self.part, self.deadly, self.cached, self.num_read = part, deadly, cached, 0
+        self.part = part
+        self.deadly = deadly
+        self.cached = cached
+        self.num_read = 0
 
     def read(self, position: int) -> Image.Image:
         self.num_read += 1
@@ -120,7 +123,11 @@ class _Operations:
     EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
     def __init__(self, folder: Path, die_at: int, torn: bool, look: Callable[[Path], int] | None, report: Path) -> None:
-        self.folder, self.die_at, self.torn, self.look, self.report = str(folder), die_at, torn, look, report
+        self.folder = str(folder)
+        self.die_at = die_at
+        self.torn = torn
+        self.look = look
+        self.report = report
         self.count = 0
         self.fsync = os.fsync
         os.fsync = self._sync
@@ -149,13 +156,15 @@ class _Operations:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _split(self) -> None:
-        look, self.look = self.look, None
+        look = self.look
+        self.look = None
         assert look is not None
         counts = {"kills": 0, "artefacts checked": 0, "lost or damaged": 0}
         for number in itertools.count(1):
             copy = os.fork()
             if copy == 0:
-                self.die_at, self.torn = number, number % 2 == 0
+                self.die_at = number
+                self.torn = number % 2 == 0
                 return
             code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
             counts["kills"] += code == -signal.SIGKILL
@@ -171,7 +180,8 @@ class _Operations:
 
 def _jumping_clock(seed: int) -> None:
     """From now on `time.time` jumps by up to a day, forwards and backwards."""
-    draw, now = random.Random(seed), time.time
+    draw = random.Random(seed)
+    now = time.time
     time.time = lambda: now() + draw.uniform(-86_400, 86_400)  # type: ignore[assignment]
 
 

@@ -54,7 +54,8 @@ def test_recipes_of_imagenet_say_what_was_measured() -> None:
     results = FOLDER.parents[1] / "docs" / "results" / "scale"
     rows = {row["case"]: row for row in json.loads((results / "full-size.json").read_text())["rows"]}
     for size in ("base", "large"):
-        text, row = (FOLDER / f"imagenet-{size}.yaml").read_text().replace("\n#  ", ""), rows[f"{size}:64"]
+        text = (FOLDER / f"imagenet-{size}.yaml").read_text().replace("\n#  ", "")
+        row = rows[f"{size}:64"]
         assert row["num_steps"] == 200 and row["finite"] and f"imagenet-{size}" in text and row["device"] in text
         kinds = row["images_per_s_by_kind"]
         shown = [f"{row['images_per_s']:,.0f}", *(f"{kinds[kind]:,.0f}" for kind in kinds)]

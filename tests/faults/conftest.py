@@ -17,11 +17,13 @@ def faults(tmp_path: Path, record_property) -> Faults:
 @pytest.fixture(scope="session")
 def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
     """Runs without faults, each made when it is first asked for."""
-    folder, done = tmp_path_factory.mktemp("whole"), {}
+    folder = tmp_path_factory.mktemp("whole")
+    done = {}
 
     def whole(kind: str) -> tuple[Path, float]:
         if kind not in done:
-            faults, began = Faults({"runs": 0}, folder / "report"), time.monotonic()
+            faults = Faults({"runs": 0}, folder / "report")
+            began = time.monotonic()
             assert faults.finish(kind, folder / kind) == 0, faults.said()
             done[kind] = folder / kind, time.monotonic() - began
         return done[kind]

@@ -21,7 +21,8 @@ NUM = {"phases": "--num_images", "evaluate": "--num_images", "probe": "--num_ima
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_killed_before_each_of_its_writes(command: str, tmp_path: Path, faults: Faults) -> None:
-    images, out = image_folder(tmp_path / "images"), tmp_path / "out"
+    images = image_folder(tmp_path / "images")
+    out = tmp_path / "out"
     words = [*COMMANDS[command], "--data", str(images), "--device", "cpu"]
     assert faults.finish("command", out, words=[*words, NUM[command], "3"]) == 0
     old = whole_results(out)

@@ -17,7 +17,8 @@ from forked import start
 def test_a_process_that_decodes_images_dies(tmp_path: Path, faults: Faults, whole_runs: WholeRuns) -> None:
     """First one during training, then the run itself, whose decoders must not keep its folder."""
     whole, _ = whole_runs("distil")
-    artefacts, deadly = Artefacts(tmp_path / "run", "surrogate"), tmp_path / "deadly"
+    artefacts = Artefacts(tmp_path / "run", "surrogate")
+    deadly = tmp_path / "deadly"
     deadly.touch()
     assert faults.finish("distil", artefacts.folder, num_workers=1, deadly=deadly) == 2
     faults.fault("other faults", artefacts)

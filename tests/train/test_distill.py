@@ -93,7 +93,8 @@ def test_a_budget_of_seconds_is_kept_and_what_was_timed_is_undone(tmp_path):
     assert 0.3 < result.summary.seconds < 12
     steps = result.summary.num_steps["stage2"]
     exact = tiny_run(tmp_path / "exact", budget=f"{steps}steps", stage1_share=0.0)
-    ours, theirs = blocks_of(result), blocks_of(exact)
+    ours = blocks_of(result)
+    theirs = blocks_of(exact)
     assert all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 

@@ -28,7 +28,8 @@ WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
 
 
 def step_of(teacher: ViT, student: ViT | None = None, **options: Any) -> DistillStep:
-    student, phases = student or make_surrogate(teacher, (2, 2)), Phases.from_lengths((2, 2))
+    student = student or make_surrogate(teacher, (2, 2))
+    phases = Phases.from_lengths((2, 2))
     ones_lt = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
     return DistillStep(teacher, student, phases, ones_lt, stage2_weights=WEIGHTS, **{"half_teacher": True, **options})
 
@@ -56,12 +57,15 @@ def test_its_targets_are_as_near_as_those_of_its_own_blocks(monkeypatch: Any, la
 
 def test_a_teacher_with_a_block_of_another_make_trains_as_before(monkeypatch: Any) -> None:
     """One such block, also the last, or one that is hooked into, and all stay."""
-    unusual, hooked, mixed = tiny_teacher(qk_norm=True), tiny_teacher(), tiny_teacher()
+    unusual = tiny_teacher(qk_norm=True)
+    hooked = tiny_teacher()
+    mixed = tiny_teacher()
     hooked.blocks[1].register_forward_hook(lambda *_: None)
     mixed.blocks[3].mlp.act = nn.GELU(approximate="tanh")  # type: ignore[union-attr]
     for teacher in (unusual, hooked, mixed):
         assert frozen_blocks(teacher) == []
-        step, images = step_of(teacher), noise_images(teacher)
+        step = step_of(teacher)
+        images = noise_images(teacher)
         assert [type(block) for block in step._teacher[0].blocks] == [type(block) for block in teacher.blocks]
         loss = loss_of(step, images)
         with monkeypatch.context() as patched:
@@ -97,7 +101,8 @@ def calls(monkeypatch: Any) -> Iterator[list[str]]:
 def test_what_is_measured_runs_the_models_as_they_are(calls: list[str], block: str) -> None:
     """States, probes' features and a certificate of models that a step was built on, against those before it."""
     teacher = tiny_teacher()
-    student, images = make_surrogate(teacher, (2, 2), block=block), noise_images(teacher, num=8)
+    student = make_surrogate(teacher, (2, 2), block=block)
+    images = noise_images(teacher, num=8)
 
     def measured() -> list[Tensor]:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -132,8 +137,11 @@ def test_the_kernel_is_chosen_for_each_number_of_tokens(monkeypatch: Any, calls:
 def test_compiled_blocks_take_the_kernel_too(monkeypatch: Any) -> None:
     """In as many graphs as they are without it. The kernel here gives twice the attention, so that it is noticed."""
     monkeypatch.setattr(attention, "attention", lambda qkv, num_heads: (2 * attend(qkv, num_heads, kernel=False), None))
-    teacher, plain_compile = tiny_teacher(), torch.compile
-    images, losses, frames = noise_images(teacher), [], []
+    teacher = tiny_teacher()
+    plain_compile = torch.compile
+    images = noise_images(teacher)
+    losses = []
+    frames = []
     for kernel in (True, False):
         counter = CompileCounter()
         monkeypatch.setattr(attention, "takes_kernel", lambda *_, kernel=kernel: kernel)

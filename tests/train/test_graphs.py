@@ -26,7 +26,9 @@ class EagerGraph:
     captured: list[tuple[str, Parts]] = []
 
     def __init__(self, module: DistillStep, name: str, images: Tensor, parts: Parts, precision: str):
-        self.module, self.name, self.parts = module, name, parts
+        self.module = module
+        self.name = name
+        self.parts = parts
         self.captured.append((name, parts))
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
@@ -48,7 +50,9 @@ def test_one_graph_for_each_set_of_losses(tmp_path, graphed, monkeypatch):
     """lambda falls 1, 1/3, 0: teacher forcing alone, both, none of it; stage 2 has none."""
     monkeypatch.setattr(loop, "LOG_EVERY", 1)
     tiny_run(tmp_path / "graphed", lam=1.0)
-    forced, both, free = Parts(False, True), Parts(True, True), Parts(True, False)
+    forced = Parts(False, True)
+    both = Parts(True, True)
+    free = Parts(True, False)
     assert graphed.captured == [("stage1", forced), ("stage1", both), ("stage1", free), ("stage2", free)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Job, "graphed", lambda self: False)
@@ -87,7 +91,8 @@ def test_a_step_that_waits_for_the_host_runs_without_a_graph(tmp_path, monkeypat
     monkeypatch.setattr(Job, "graphed", lambda self: False)
     plain = tiny_run(tmp_path / "plain")
     assert LINE not in capfd.readouterr().err
-    ours, theirs = blocks_of(done), blocks_of(plain)
+    ours = blocks_of(done)
+    theirs = blocks_of(plain)
     assert all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 

@@ -21,7 +21,8 @@ def test_ranks_answer_one_step_later_and_one_process_at_once(monkeypatch):
         return SimpleNamespace(wait=lambda: flags.logical_or_(torch.tensor([0, len(seen) == 2])))
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    several, seen = host.Asked(2), []
+    several = host.Asked(2)
+    seen = []
     for asked in ((True, False), (False, False), (False, False), (False, False)):
         seen.append(several.by_any(*asked))
     assert seen == [(False, False), (True, False), (False, True), (False, False)]

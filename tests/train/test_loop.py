@@ -78,7 +78,8 @@ def test_a_stop_signal_saves_and_ends_with_one_line(tmp_path, uninterrupted, num
     report = (tmp_path / "report").read_text()
     assert report.startswith("stopped after step ")
     assert "\n" not in report
-    stage, step = report.split(";")[0].split(" of ")[1], int(report.split()[3])
+    stage = report.split(";")[0].split(" of ")[1]
+    step = int(report.split()[3])
     latest = (folder / "checkpoint" / "latest").read_text()
     state = json.loads((folder / "checkpoint" / latest / "state.json").read_text())
     assert (state["stage"], state["step"]) == (stage, step)
@@ -118,7 +119,8 @@ class Spoiled(nn.Module):
 
     def __init__(self, block: nn.Module, when: int):
         super().__init__()
-        self.block, self.left = block, when
+        self.block = block
+        self.left = when
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.left -= len(x) == 8
@@ -148,7 +150,8 @@ def test_a_rate_that_blows_up_never_leaves_a_bad_checkpoint(tmp_path):
 
 
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
-    plain, calls = run_module.save_file, []
+    plain = run_module.save_file
+    calls = []
 
     def save(tensors: dict[str, Tensor], path: Path) -> None:
         calls.append(path)
@@ -221,7 +224,8 @@ def test_another_teacher_of_the_same_name_is_refused(tmp_path):
 
 def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The list that the number of each checkpoint is added to."""
-    plain, numbers = Run.save_checkpoint, []
+    plain = Run.save_checkpoint
+    numbers = []
 
     def save(self: Run, number: int, *rest: Any) -> None:
         numbers.append(number)
@@ -232,7 +236,8 @@ def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_checkpoints_come_by_the_clock_and_before_each_validation(tmp_path, monkeypatch):
-    minutes, numbers = [0.0], saved_steps(monkeypatch)
+    minutes = [0.0]
+    numbers = saved_steps(monkeypatch)
     monkeypatch.setattr(loop, "_now", lambda: 60 * minutes[0])
     plain = loop._Training.step
 
@@ -265,7 +270,8 @@ def test_neither_the_clock_nor_a_signal_changes_a_line_of_metrics(tmp_path, monk
     assert lines("often", checkpoint_minutes=0) == rare
     verdicts = [DistillSummary.read(tmp_path / name).verdict for name in ("rare", "often")]
     assert verdicts[0] == verdicts[1]
-    plain, asked = loop._Training.step, [30]
+    plain = loop._Training.step
+    asked = [30]
 
     def step(self: Any, number: int, *rest: Any) -> Tensor:
         asked[0] -= 1
@@ -281,7 +287,8 @@ def test_neither_the_clock_nor_a_signal_changes_a_line_of_metrics(tmp_path, monk
 
 def interrupted_in_validation(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, when: int) -> str:
     """Start a run, give it a signal at the start of its validation `when`, and return what it said."""
-    plain, left = Validator.validate, [when]
+    plain = Validator.validate
+    left = [when]
 
     def validate(self: Validator, *models: Any) -> Scores:
         left[0] -= 1
@@ -311,7 +318,9 @@ def test_a_signal_in_a_validation_ends_it_and_the_next_run_repeats_it(tmp_path, 
 
 def fits_up_to(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> list[int]:
     """Let memory be too small for batches of more than sizes[i] images in the i-th validation; the sizes tried."""
-    plain, tried, validate = Validator._measure, [], Validator.validate
+    plain = Validator._measure
+    tried = []
+    validate = Validator.validate
     number = [-1]
 
     def measure(self: Validator, student: Any, batches: Any, *rest: Any) -> Any:

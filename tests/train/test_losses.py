@@ -100,7 +100,8 @@ def test_with_a_variance_per_coordinate_all_coordinates_of_a_token_have_one_weig
 
 
 def test_values_of_groups_are_carried_to_another_number_of_patches():
-    old, new = TokenGroups(1, 1, 2), TokenGroups(1, 1, 3)
+    old = TokenGroups(1, 1, 2)
+    new = TokenGroups(1, 1, 3)
     v_lt = torch.tensor([[1.0, 2, 3, 3], [4.0, 5, 6, 6]])
     assert at_groups(v_lt, old, new).tolist() == [[1, 2, 3, 3, 3], [4, 5, 6, 6, 6]]
     v_ltd = torch.stack([v_lt, -v_lt], dim=-1)
@@ -118,7 +119,8 @@ def test_images_of_another_size_have_a_patch_for_each_square():
 
 @pytest.mark.parametrize(("normalise", "num_batches"), [("none", 1), ("layer", 8), ("group", 8), ("coordinate", 8)])
 def test_the_variance_is_of_eight_batches_of_a_stage_of_its_own(normalise, num_batches):
-    teacher, asked = tiny_teacher(), []
+    teacher = tiny_teacher()
+    asked = []
 
     class Batches:
         def batch(self, step, stage, size):
@@ -149,7 +151,8 @@ def test_states_beyond_float32_are_refused_with_their_layer():
 
 def test_the_cosine_term_is_weighted_by_tokens_alone_whatever_the_variance():
     s, t = pair()
-    a, b = s.double().numpy(), t.double().numpy()
+    a = s.double().numpy()
+    b = t.double().numpy()
     cos = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
     variance = np.linspace(0.1, 5, FULL.num_tokens)
     w = token_weights(FULL, WEIGHTS).double().numpy()
@@ -161,14 +164,16 @@ def test_the_cosine_term_is_weighted_by_tokens_alone_whatever_the_variance():
 
 def test_half_precision_states_are_compared_in_float32():
     s, t = pair(dim=64)
-    s16, t16 = (1000 + s).bfloat16(), (1000 + t).bfloat16()
+    s16 = (1000 + s).bfloat16()
+    t16 = (1000 + t).bfloat16()
     expected = ((s16.float().numpy() - t16.float().numpy()) ** 2).mean()
     assert weighted_error(s16, t16, token_weights(FULL, None)).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_variance_over_batches_equals_numpy_over_everything():
     rng = np.random.default_rng(0)
-    scales, offset = np.array([0.1, 3.0]), rng.normal(size=6) * 50
+    scales = np.array([0.1, 3.0])
+    offset = rng.normal(size=6) * 50
     batches = [[scales[layer] * rng.normal(size=(n, 9, 6)) + offset for layer in (0, 1)] for n in (4, 4, 3)]
     variance = StateVariance(2, FULL)
     for states in batches:
@@ -267,7 +272,8 @@ def test_the_error_of_bf16_states_is_taken_in_fp32() -> None:
 
 def test_many_small_errors_do_not_vanish_in_a_sum_of_bf16() -> None:
     """4,096 tokens with a squared error of 2^-12 each sum to 1. A running sum in bf16 stops growing at 2^-4."""
-    s, t = torch.zeros(1, 4096, 1).bfloat16(), torch.full((1, 4096, 1), 2.0**-6).bfloat16()
+    s = torch.zeros(1, 4096, 1).bfloat16()
+    t = torch.full((1, 4096, 1), 2.0**-6).bfloat16()
     assert weighted_error(s, t, torch.ones(4096)).item() == pytest.approx(1.0, rel=1e-6)
 
 

@@ -129,7 +129,8 @@ def test_a_checkpoint_without_a_moment_or_with_a_damaged_one_is_named() -> None:
 def test_everything_else_moves_as_with_adamw() -> None:
     generator = torch.Generator().manual_seed(3)
     start = [torch.randn(shape, generator=generator) for shape in ((24, 64), (64,), (7, 64), (3, 16, 64))]
-    muon, adamw = _trained("muon", start), _trained("adamw", start)
+    muon = _trained("muon", start)
+    adamw = _trained("adamw", start)
     assert [is_matrix("weight", value) for value in start] == [True, False, False, False]
     assert not torch.equal(muon[0], adamw[0])
     for a, b in zip(muon[1:], adamw[1:]):

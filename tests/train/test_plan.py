@@ -70,7 +70,8 @@ class Clock:
     """Steps that take the time they are said to, and ten seconds more where the loader has to start again."""
 
     def __init__(self) -> None:
-        self.now, self.last = 0.0, -1
+        self.now = 0.0
+        self.last = -1
 
     def step(self, i: int, num: int) -> None:
         self.now += (3.0 if i < num / 4 else 1.0) + (10.0 if i != self.last + 1 or i == 0 else 0.0)

@@ -168,7 +168,8 @@ def test_a_run_goes_on_where_a_parameter_gets_no_gradient(tmp_path, monkeypatch)
     class Unused(nn.Module):
         def __init__(self, block: nn.Module):
             super().__init__()
-            self.inner, self.unused = block, nn.Linear(3, 3)
+            self.inner = block
+            self.unused = nn.Linear(3, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x)

@@ -53,7 +53,9 @@ def test_epochs_become_steps_and_a_part_of_one_is_a_step():
 
 def test_the_papers_learning_rate():
     """Warm-up over 10,000 of 312,500 steps to 1e-4, cosine to 1e-6."""
-    num, peak, low = 312_500, 1e-4, 1e-6
+    num = 312_500
+    peak = 1e-4
+    low = 1e-6
     rates = [learning_rate(step, num, peak, low, 0.032) for step in (0, 4_999, 9_999, 161_249, 312_499)]
     assert rates[:3] == pytest.approx([1e-8, 5e-5, 1e-4], rel=1e-12)
     assert rates[3] == pytest.approx((peak + low) / 2, rel=1e-4)

@@ -81,7 +81,8 @@ def make_step(teacher: ViT, student: ViT, **options: Any) -> DistillStep:
 
 def transcribed_error(s: Tensor, t: Tensor, weights: dict | None, v: Tensor, vit: ViT, cosine: float = 0) -> float:
     """`v` is (T,) or (T, D)."""
-    a, b = s.detach().double().numpy(), t.double().numpy()
+    a = s.detach().double().numpy()
+    b = t.double().numpy()
     squared = ((a - b) ** 2 / v.double().reshape(len(v), -1).numpy()).mean(-1)
     angle = 1 - (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
     values = squared + cosine * angle
@@ -114,9 +115,12 @@ def transcribed_stage1(
     """The mixed loss of every layer, phase by phase, as docs/method.md states it."""
     states, call = block_calls(teacher, student, images)
     lengths = student.phases or ()
-    losses, start = [], 0
+    losses = []
+    start = 0
     for j, n in enumerate(lengths):
-        weights = LAST if j == len(lengths) - 1 else early
+        weights = early
+        if j == len(lengths) - 1:
+            weights = LAST
         x = states[start]
         for layer in range(start + 1, start + n + 1):
             x = call(layer, x)
@@ -154,7 +158,8 @@ def test_weighted_error_by_hand() -> None:
 def test_stage_1_is_the_sum_over_phases_of_the_mixture(block, conditioning, lam):
     teacher = tiny_teacher()
     student = student_of(teacher, (1, 3), block, conditioning)
-    images, v_lt = images_for(teacher), some_variance(teacher)
+    images = images_for(teacher)
+    v_lt = some_variance(teacher)
     with torch.no_grad():
         loss, layers = make_step(teacher, student, variance=v_lt)(images, "stage1", lam)
         expected = transcribed_stage1(teacher, student, images, lam, v_lt)
@@ -166,7 +171,8 @@ def test_stage_1_is_the_sum_over_phases_of_the_mixture(block, conditioning, lam)
 def test_each_coordinate_may_have_a_variance_of_its_own(block, conditioning):
     teacher = tiny_teacher()
     student = student_of(teacher, (1, 3), block, conditioning)
-    images, v_ltd = images_for(teacher), coordinate_variance(teacher)
+    images = images_for(teacher)
+    v_ltd = coordinate_variance(teacher)
     step = make_step(teacher, student, variance=v_ltd, cosine=0.2)
     with torch.no_grad():
         _, stage1 = step(images, "stage1", 0.3)
@@ -183,7 +189,8 @@ def test_each_coordinate_may_have_a_variance_of_its_own(block, conditioning):
 def test_phases_before_the_last_have_weights_of_their_own(early):
     teacher = tiny_teacher()
     student = student_of(teacher, (1, 2, 1))
-    images, v_lt = images_for(teacher), some_variance(teacher)
+    images = images_for(teacher)
+    v_lt = some_variance(teacher)
     with torch.no_grad():
         _, layers = make_step(teacher, student, variance=v_lt, stage1_weights=early)(images, "stage1", 0.3)
         expected = transcribed_stage1(teacher, student, images, 0.3, v_lt, early=early)
@@ -266,7 +273,8 @@ def test_the_students_stream_is_fp32_beside_a_half_teacher(make, lam):
 def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning, cosine):
     teacher = tiny_teacher()
     student = student_of(teacher, (3, 1), block, conditioning)
-    images, v_lt = images_for(teacher), some_variance(teacher)
+    images = images_for(teacher)
+    v_lt = some_variance(teacher)
     with torch.no_grad():
         loss, layers = make_step(teacher, student, variance=v_lt, cosine=cosine)(images, "stage2")
         own = list(student.record(images)[0])
@@ -336,7 +344,8 @@ def test_stage_1_and_a_weight_of_zero_have_no_head_term():
 def test_a_phase_that_hands_over_early_leaves_its_state_to_the_rest_of_the_phase():
     teacher = tiny_teacher()
     student = student_of(teacher, (3, 1))
-    images, v_lt = images_for(teacher), some_variance(teacher)
+    images = images_for(teacher)
+    v_lt = some_variance(teacher)
     step = make_step(teacher, student, variance=v_lt, head=Head("own", 6), head_weight=0.3)
     step.every_phase = True
     with torch.no_grad():
@@ -382,7 +391,8 @@ def test_teacher_forcing_in_one_call_equals_a_call_a_layer(name, batch):
     """Four patches: a batch of four must not be taken for the rows of the rotary table."""
     teacher = MODELS[name]()
     student = student_of(teacher, (1, 3))
-    images, v_lt = images_for(teacher, batch), some_variance(teacher)
+    images = images_for(teacher, batch)
+    v_lt = some_variance(teacher)
     with torch.no_grad():
         _, layers = make_step(teacher, student, variance=v_lt)(images, "stage1", 1.0)
         states, call = block_calls(teacher, student, images)
@@ -507,7 +517,8 @@ def test_weights_folded_once_a_phase_give_the_same_gradient(conditioning, checkp
 def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(block, conditioning, layer_scale):
     teacher = tiny_teacher(init_values=layer_scale)
     student = student_of(teacher, (1, 3), block, conditioning)
-    images, v_lt = images_for(teacher), some_variance(teacher)
+    images = images_for(teacher)
+    v_lt = some_variance(teacher)
     folded = make_step(teacher, student, variance=v_lt)
     assert all(type(block) is FastBlock for block in folded._blocks)
     with fast.switched(False):
@@ -581,7 +592,8 @@ def test_the_half_copy_has_no_convolution_left_and_the_same_states() -> None:
     assert any(isinstance(m, nn.Conv2d) for m in vit.model.modules())
     images = noise_images(vit)
     with torch.no_grad():
-        exact, half = vit.embed(images)[0], copied.embed(images.bfloat16())[0]
+        exact = vit.embed(images)[0]
+        half = copied.embed(images.bfloat16())[0]
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), exact, rtol=0.05, atol=0.05)
 
@@ -613,9 +625,11 @@ def test_teacher_states_that_are_not_finite_are_refused(factor: float, normalise
 def test_a_step_trains_the_surrogate_where_only_some_blocks_have_a_mask(lengths: tuple[int, ...]) -> None:
     """Whatever the block that was copied is called with: the tied one runs at depths with and without a mask."""
     teacher = open_vit(masked(1, 3, 5), size=32)
-    student, images = student_of(teacher, lengths), images_for(teacher)
+    student = student_of(teacher, lengths)
+    images = images_for(teacher)
     with torch.no_grad():
-        states, own = teacher.record(images)[0], student.record(images)[0]
+        states = teacher.record(images)[0]
+        own = student.record(images)[0]
     step = DistillStep(teacher, student, Phases(lengths), torch.ones(6, teacher.groups.num_tokens))
     _, losses = step(images, "stage2")
     expected = [(a - b).square().mean() for a, b in zip(own[1:], states[1:])]
@@ -625,8 +639,10 @@ def test_a_step_trains_the_surrogate_where_only_some_blocks_have_a_mask(lengths:
 def test_teacher_forcing_gives_each_depth_its_own_number() -> None:
     teacher = open_vit(numbered(), size=32)
     assert teacher.depth_conditioned
-    student, images = student_of(teacher, (3, 3)), images_for(teacher)
-    states, (_, context) = teacher.record(images)[0], student.embed(images)
+    student = student_of(teacher, (3, 3))
+    images = images_for(teacher)
+    states = teacher.record(images)[0]
+    (_, context) = student.embed(images)
     step = DistillStep(teacher, student, Phases((3, 3)), torch.ones(6, teacher.groups.num_tokens))
     _, losses = step(images, "stage1", 1.0)
     expected = [(student.step(n, states[n - 1], context) - states[n]).square().mean() for n in range(1, 7)]

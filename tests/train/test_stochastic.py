@@ -133,5 +133,7 @@ def test_each_rank_has_its_rows_of_the_masks_of_the_whole_batch():
         StochasticDepth(blocks, 0.5, 8, rescale=False, seed=1, rows=rows).draw(4)
         return torch.stack([block.keep.flatten() for block in blocks])  # type: ignore[operator, union-attr]
 
-    whole, first, second = masks(slice(None)), masks(slice(0, 4)), masks(slice(4, 8))
+    whole = masks(slice(None))
+    first = masks(slice(0, 4))
+    second = masks(slice(4, 8))
     assert whole.shape == (3, 8) and torch.equal(torch.cat([first, second], dim=1), whole)

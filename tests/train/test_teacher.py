@@ -30,7 +30,8 @@ from raptor.vit.open import open_vit
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_mixed_targets_sum_to_one_and_follow_the_pixels(mixup, cutmix, smoothing):
     """An image of value i stands for class i: with no smoothing its mean value is the expected class."""
-    num, side = 6, 16
+    num = 6
+    side = 16
     labels = torch.arange(num)
     images = labels.float().view(num, 1, 1, 1).expand(num, 3, side, side).clone()
     mixed_once = 0
@@ -52,14 +53,16 @@ def test_cutmix_pastes_one_rectangle_and_mixup_none():
     for seed in range(10):
         cut, mixed = mixed_batch(images, targets, 0.0, 1.0, seed)
         assert set(cut.unique().tolist()) <= {0.0, 1.0}
-        rows, columns = cut[0, 0].amax(1), cut[0, 0].amax(0)
+        rows = cut[0, 0].amax(1)
+        columns = cut[0, 0].amax(0)
         assert cut[0, 0].sum() == rows.sum() * columns.sum() == pytest.approx(256 * mixed[0, 1].item(), abs=1e-3)
         blend, mixed = mixed_batch(images, targets, 0.5, 0.0, seed)
         assert torch.allclose(blend[0], mixed[0, 1].expand_as(blend[0]))
 
 
 def test_mixing_shares_follow_the_beta_distribution():
-    targets, images = torch.eye(2), torch.zeros(2, 3, 4, 4)
+    targets = torch.eye(2)
+    images = torch.zeros(2, 3, 4, 4)
     shares = torch.stack([mixed_batch(images, targets, 0.3, 0.0, seed)[1][0, 0] for seed in range(2000)])
     variance = 1 / (4 * (2 * 0.3 + 1))  # of Beta(a, a)
     assert shares.mean().item() == pytest.approx(0.5, abs=4 * math.sqrt(variance / 2000))
@@ -115,7 +118,8 @@ def test_a_teacher_resumes_to_the_last_bit(tmp_path, monkeypatch):
             before_step(patch, last, lambda last=last: steps.append(last))  # type: ignore[misc]
         train(tmp_path / "killed")
     assert steps == [9, 10, 11]  # it went on from the last step before each end
-    (whole_line,), (line,) = metrics(tmp_path / "whole"), metrics(tmp_path / "killed")
+    (whole_line,) = metrics(tmp_path / "whole")
+    (line,) = metrics(tmp_path / "killed")
     assert (line["step"], line["loss"]) == (11, whole_line["loss"])  # the mean over all twelve steps
     assert same(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
     images = torch.randn(2, 3, 24, 24)
