@@ -60,6 +60,7 @@ class DistillSummary(ResultFile):
         fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
         training = Training(self.num_steps, batch_size, self.train_images, start, fall)
         curves = dataclasses.replace(Curves.from_dict(self.validation.curves), num_images=self.validation.num_images)
+        # Without null models, which take passes of their own: they are the certificate's.
         verdict = judge(curves, {}, training=training, split=self.split)
         return dataclasses.replace(self, verdict=dataclasses.replace(verdict, data=self.val))
 

@@ -39,6 +39,7 @@ class Asked:
         """For each entry, whether some rank asked for it. Every rank calls this once per step."""
         if self._group is None:
             return asked
+        # The answer of the step before: to wait for this one's would hold up the launch of kernels.
         answer = (False,) * len(asked)
         if self._running is not None:
             flags, work = self._running
@@ -80,7 +81,7 @@ def deaths_explained(run: Run, fabric: Any) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = " ".join(str(error).split())[:160]
+        text = " ".join(str(error).split())[:160]  # torch's own may go on over pages
         if is_dead_worker(error):
             what = f"a process that decodes images died ({text}); if memory is short, lower --num_workers"
         elif fabric.world_size > 1 and is_lost_rank(error):
@@ -101,6 +102,7 @@ def check_tracker(track: str | None) -> None:
 def open_tracker(track: str | None, folder: Path) -> Callable[[Mapping[str, float], int], object] | None:
     """A function of (numbers, step) that logs to `wandb` or `tensorboard`, or None."""
     check_tracker(track)
+    # Imported here, because both take seconds and neither has to be installed.
     if track == "wandb":
         import wandb
 

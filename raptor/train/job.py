@@ -68,6 +68,7 @@ class Job:
     def stages(self) -> dict[str, float]:
         """The stages to run, each with its share of the budget. A stage that runs without the other keeps its share."""
         share = self.config.stage1_share
+        # A stage alone keeps its share, so that two runs of one stage each are the run of both.
         plan = {"stage1": share, "stage2": 1 - share}
         if self.config.stage != "all":
             name = f"stage{self.config.stage}"
@@ -201,6 +202,7 @@ def open_images(config: DistillConfig, teacher: ViT, names: HeadNames) -> Images
 
 def _given_images(data: Sequence[ImageData], split: str, names: HeadNames) -> Images:
     """Images that a program holds: to train on, held out, and perhaps labelled ones for heads."""
+    # Labels of all of them as the head numbers its classes, or agreement would compare other classes.
     own = []
     for images in data:
         own.append(for_head(images, names.num_classes, names.given, names.own))

@@ -74,6 +74,7 @@ def moments_to_save(
     for group in groups:
         for name, parameter in group.named:
             for key in MOMENTS[group.optimizer]:
+                # By name: torch's own state_dict numbers parameters, and another order of them would mix their moments.
                 value = state.get(parameter, {}).get(key)
                 if value is None:  # a parameter that never had a gradient, which is the same as zeros
                     value = torch.zeros(_shape(key, parameter), device=parameter.device)

@@ -26,7 +26,7 @@ _GIB = 2**30
 _SHOWN_DEVICES = (1, 8)
 NUM_DECODED = 64
 """Training images that a plan decodes, of those that the run would keep decoded."""
-_TIMED_RUN = 64
+_TIMED_RUN = 64  # steps of a small run whose kinds of steps have the shares of the real one
 # Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
 # timed ones.
 _NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
@@ -103,6 +103,7 @@ class Plan(Result, Record):
         size = self.parts[0].batch_size
         if size % num_devices:
             return Estimate(num_devices, None, None, None, None, False)
+        # What more devices cannot divide, the weights and their moments, is `fixed_bytes` on each of them.
         share = self.num_devices / num_devices
         total = self.other_seconds * share
         all_seconds = 0.0
@@ -220,6 +221,7 @@ def time_steps(
     """
     for i in range(num_untimed):
         run(i)
+    # The first timed step by itself: where one takes seconds already, sixteen would take longer than some runs.
     began = now()
     run(num_untimed)
     first = now() - began
@@ -253,6 +255,7 @@ def mean_seconds(
     total = 0.0
     num_steps = 0
     num_all = 0
+    # Steps of a kind in their order, because a loader that reads ahead starts again where they do not follow.
     for steps in by_kind.values():
         if len(steps) == 1:
             continue  # a single one does not count
@@ -287,6 +290,7 @@ def step_seconds(
         for parameter, value in saved:
             parameter.copy_(value)
     forget()
+    # All ranks turn the same mean into steps; with times of their own they would train different numbers of them.
     return float(fabric.all_reduce(seconds, reduce_op="mean")), num_timed
 
 

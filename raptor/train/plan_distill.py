@@ -66,7 +66,9 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     fixed = memory.peak() + trained + moments  # and a gradient of each weight
     parts = measured_step(lambda: [plan_stage(stage, job.fabric) for stage in stages], job.config.batch_size)
     num_measured = _num_measured(job, validator) + num_similarity
+    # A line of metrics.jsonl has some 200 bytes and about 14 for the loss of each layer.
     num_lines = sum(part.num_steps for part in parts) / LOG_EVERY
+    # Two are kept, and the third is written before the oldest goes.
     written = {
         "three checkpoints": 3 * (trained + moments),
         "surrogate": num_bytes(student.model),

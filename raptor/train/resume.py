@@ -76,4 +76,5 @@ def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool
                 here = student.phases  # as they are written
                 there = other.phases
             raise ValueError(f"{start} has {name} {there}, this run {here}: give the same --{name}")
+    # The weights only: moments of another run's optimizer would be of its last, small learning rate.
     shared_blocks(student).load_state_dict(shared_blocks(other).state_dict())

@@ -112,7 +112,7 @@ class DistillStage:
             self.before = recipe.stage1_share
         self.steps_per_epoch = job.steps_per_epoch()
         self.num_validations = NUM_VALIDATIONS
-        self.refines = recipe.start is not None
+        self.refines = recipe.start is not None  # then few steps are enough, and nothing is said of them
         # Stage 1 is averaged only where the recipe ends with it: stage 2 goes on from its last weights.
         self.average_last = 0.0
         if name == "stage2" or recipe.stage1_share == 1:

@@ -81,6 +81,7 @@ class StochasticDepth:
         """Set which samples keep which block at this step: drawn for the whole batch, then cut to this rank's rows."""
         first = next(self.blocks.children())
         assert isinstance(first, StochasticBlock)
+        # On the CPU, where every machine draws the same numbers.
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "stochastic depth", step))
         keep_lb = torch.rand(len(self.blocks), self.batch_size, generator=generator) >= self.p
         keep_lb = keep_lb[:, self.rows].to(first.keep.device, non_blocking=True)

@@ -124,7 +124,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         if read_finished(TeacherSummary, folder) is None:
             stage = _stage(vit, train_data, precision, config, fabric)
             _fit(stage, run, saved, val_data, config)
-        elif saved is None:
+        elif saved is None:  # its checkpoints were deleted to save room
             vit.model.load_state_dict(open_vit(folder / "teacher").model.state_dict())
         elif fabric.is_global_zero:
             with run.writing():
@@ -318,6 +318,7 @@ class TeacherStage:
         self.config = config
         self.precision = precision
         self.fabric = fabric
+        # Weight decay would pull gains to zero, which is no simpler model.
         decayed: list[tuple[str, nn.Parameter]] = []
         plain: list[tuple[str, nn.Parameter]] = []  # gains and biases
         for name, parameter in self.model.named_parameters():

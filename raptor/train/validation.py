@@ -121,6 +121,7 @@ class Validator:
         )
         curves.reduce(self.ranks)
         counts = self.ranks.sum(hits) if head is not None else None
+        # On rank 0, so that all ranks have the same numbers to the last bit.
         scores, finite = self.ranks.first(lambda: self._curve_scores(curves))
         if counts is not None and finite:  # of NaN every head predicts class 0
             shares = [count / scores.num_images for count in counts.tolist()]
@@ -134,7 +135,7 @@ class Validator:
     def _curve_scores(self, curves: ErrorCurves) -> tuple[Scores, bool]:
         """The scores of the curves, and whether all states are finite; those of the teacher must be."""
         bad = curves.first_not_finite()
-        if bad is not None and bad[1]:
+        if bad is not None and bad[1]:  # the teacher's own states, so no surrogate can be judged
             raise NonFiniteStates.of(self.teacher.name, f"from layer {bad[0]} on, for one held-out image or more")
         result = curves.result()
         r2 = result.r2["all"]
