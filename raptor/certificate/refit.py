@@ -1,4 +1,4 @@
-"""Norm and head of a surrogate, fitted to its teacher's outputs without labels.
+"""Norm and head of a surrogate after they were fitted to its teacher's outputs; `raptor.train.refit` fits them.
 
 The teacher's norm and head were trained on its own last states. Those of a surrogate differ from them, so that the
 untouched head may miss what they still hold. The paper's scores are with a fine-tuned head; here both are reported.
@@ -6,37 +6,28 @@ untouched head may miss what they still hold. The paper's scores are with a fine
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.certificate.heads import Head
 from raptor.certificate.linear_head import LinearHead
 from raptor.certificate.verdict import Estimate
-from raptor.data.stream import TrainStream
-from raptor.devices import ONE_PROCESS, Ranks
 from raptor.files import RunError, replacing
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.subject import Subject
-from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 from raptor.vit.weights import load_tensors
 
 TENSORS = "head-refitted.safetensors"
 _LINEAR = "linear."  # names of a linear head's weights, beside those of the surrogate's norm
-_NUM_TIMED = 3
-_WARMUP = 0.05
-_LAST_RATE = 0.01  # of the peak
 
 
 @dataclass
@@ -56,7 +47,7 @@ class Refitted:
         parameters = dict(surrogate.model.named_parameters())
         own = [parameters[name] for name in self.tensors]
         with replaced_weights(own, list(self.tensors.values())):
-            return _logits(surrogate, self.linear, state_btd)
+            return surrogate_logits(surrogate, self.linear, state_btd)
 
     def save(self, folder: Path) -> None:
         tensors = dict(self.tensors)
@@ -124,79 +115,6 @@ class HeadFit(ResultFile):
         )
 
 
-def fit_head(
-    surrogate: ViT,
-    teacher: ViT,
-    stream: TrainStream,
-    head: Head,
-    *,
-    lr: float,
-    num_steps: int | None = None,
-    seconds: float = 60.0,
-    precision: str = "fp32",
-    progress: Callable[[int, int], None] | None = None,
-    ranks: Ranks = ONE_PROCESS,
-) -> tuple[Refitted, list[float]]:
-    """Fit norm and head of `surrogate` by AdamW on KL(teacher || surrogate); also the loss of each step, in nats.
-
-    Neither model is changed.
-
-    Args:
-        head: of the teacher; its outputs are the target.
-        lr: peak learning rate; a cosine takes it to a hundredth.
-        num_steps: by default as many as fit into `seconds`, by the time of the first few.
-        ranks: the processes that share each batch.
-    """
-    own = after_blocks(surrogate, head)
-    linear = None
-    fitted: list[Tensor] = list(own.values())
-    if head.linear is not None:
-        linear = LinearHead(head.linear.weight.clone(), head.linear.bias.clone()).to(surrogate.device)
-        fitted += [linear.weight, linear.bias]
-
-    def backward(step: int) -> Tensor:
-        images = stream.batch(step, stage="head")
-        with autocast(precision, teacher.device):
-            with torch.no_grad():
-                states, output = teacher.record(images)
-                target_bc = head.logits(teacher, states[-1], output).log_softmax(-1)
-                state_btd = surrogate.record(images)[0][-1]
-            log_q_bc = _logits(surrogate, linear, state_btd).log_softmax(-1)
-        # Divided by the global batch, so that ranks sum to what one process would have.
-        loss = F.kl_div(log_q_bc, target_bc, reduction="sum", log_target=True) / stream.batch_size
-        loss.backward()
-        for tensor in fitted:
-            assert tensor.grad is not None
-            ranks.add_(tensor.grad)
-        return ranks.add_(loss.detach())
-
-    untouched = [parameter.detach().clone() for parameter in own.values()]
-    with torch.inference_mode(False), torch.enable_grad(), replaced_weights(list(own.values()), untouched):
-        for tensor in fitted:
-            tensor.requires_grad_()
-        # Without weight decay, which would pull a good head towards 0.
-        optimizer = torch.optim.AdamW(fitted, lr=lr, weight_decay=0.0)
-        try:
-            if num_steps is None:
-                num_steps = max(1, round(seconds / _step_seconds(backward, ranks)))
-                optimizer.zero_grad()
-            losses = []
-            for step in range(num_steps):
-                optimizer.param_groups[0]["lr"] = lr * _share_of_rate(step, num_steps)
-                losses.append(backward(step))
-                optimizer.step()
-                optimizer.zero_grad()
-                if progress is not None:
-                    progress(step + 1, num_steps)
-            tensors = {name: parameter.detach().clone() for name, parameter in own.items()}
-        finally:
-            for tensor in fitted:
-                tensor.requires_grad_(False)
-    if not all(bool(tensor.isfinite().all()) for tensor in (*tensors.values(), *fitted)):
-        raise ValueError(f"the refitted head of {surrogate.name} is not finite: give a smaller --lr")
-    return Refitted(tensors, linear), torch.stack(losses).tolist()
-
-
 def after_blocks(vit: ViT, head: Head) -> dict[str, nn.Parameter]:
     """The parameters that work on the last state: those of the norm, and those of the model's own head."""
     if head.linear is not None:
@@ -232,25 +150,8 @@ def replaced_weights(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> 
                 parameter.copy_(value)
 
 
-def _logits(vit: ViT, linear: LinearHead | None, state_btd: Tensor) -> Tensor:
+def surrogate_logits(vit: ViT, linear: LinearHead | None, state_btd: Tensor) -> Tensor:
+    """Logits (B, C) of a last state in float32, by the linear head or, without one, by the model's own."""
     if linear is None:
         return vit.finish(state_btd).float()
     return linear(vit.features(state_btd))
-
-
-def _share_of_rate(step: int, num_steps: int) -> float:
-    """Linear warm-up, then a cosine."""
-    num_warm = max(1, round(_WARMUP * num_steps))
-    if step < num_warm:
-        return (step + 1) / num_warm
-    progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
-    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _step_seconds(backward: Callable[[int], Tensor], ranks: Ranks) -> float:
-    """The time of a step, the same on every rank."""
-    backward(0)  # the first one also reads images ahead and warms kernels up
-    begin = time.perf_counter()
-    for step in range(_NUM_TIMED):
-        float(backward(step))  # waits for the device
-    return ranks.first(lambda: (time.perf_counter() - begin) / _NUM_TIMED)

@@ -10,7 +10,7 @@ from typing import Any
 
 from raptor.certificate.follow import follow
 from raptor.certificate.heads import Head, head_outputs, resolve_head
-from raptor.certificate.refit import HeadFit, fit_head
+from raptor.certificate.refit import HeadFit
 from raptor.commands.evaluate import open_both, ridge_batches
 from raptor.config import HeadConfig
 from raptor.data import ChosenData, ImageData, iterate
@@ -21,6 +21,7 @@ from raptor.provenance import Provenance, command
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
+from raptor.train.refit import fit_head
 from raptor.train.schedule import Budget
 from raptor.vit.saved import check_folder_of
 from raptor.vit.view import ViT
