@@ -195,6 +195,7 @@ def _priced(
 
 def _error_price(ours: Curves, theirs: Curves, layer: int, other_layer: int, bootstrap: int, seed: int) -> Price:
     """Of the relative error, each at its own layer."""
+    # Resampled together: how hard an image is cancels in the difference.
     columns = [theirs.image_error[:, other_layer, :1], theirs.image_norm[:, other_layer, :1]]
     columns += [ours.image_error[:, layer, :1], ours.image_norm[:, layer, :1]]
     ends = statistic_interval(columns, lambda e, n, e_own, n_own: e / n - e_own / n_own, bootstrap, seed)
@@ -204,6 +205,7 @@ def _error_price(ours: Curves, theirs: Curves, layer: int, other_layer: int, boo
 
 
 def _r2_price(ours: Curves, theirs: Curves, bootstrap: int, seed: int) -> Price:
+    # Both have one teacher, so that they share the deviation of its states.
     columns = [theirs.image_error[:, -1, :1] ** 2, ours.image_error[:, -1, :1] ** 2, ours.image_deviation[:, -1, :1]]
     ends = statistic_interval(columns, lambda e, e_own, d: (e - e_own) / d, bootstrap, seed)
     own = float(ours.r2["all"][-1])

@@ -102,6 +102,7 @@ def judge_definition(
     holds = bool(decides_l[layer] <= limit)
     if not holds:  # the first layer, because later ones inherit its error
         layer = int((decides_l > limit).argmax())
+    # Single images are looked at where the verdict is decided, not where each of them is worst.
     error_n = curves.image_error[:, layer, 0]
     norm_n = curves.image_norm[:, layer, 0]
     ratio_n = curves.image_relative[:, layer, 0]
@@ -146,6 +147,7 @@ def bernstein_bound(error_n: Array, norm_n: Array, level: float = LEVEL) -> floa
     norm = norm_n.mean()
     variance = np.cov(error_n, norm_n) * 2 * log_term / num_images
     # The larger root of (t norm - error)^2 = V(error) - 2 t Cov(error, norm) + t^2 V(norm), variances scaled as above.
+    # Squared on both sides, the condition on t is a quadratic inequality.
     square = norm**2 - variance[1, 1]
     if square <= 0:  # the norms vary so much that no ratio can be excluded
         return float("inf")

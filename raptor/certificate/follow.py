@@ -63,6 +63,7 @@ class Followed:
         places = curves.image_places.tolist()
         if not self.image_names:
             return [f"image {place}" for place in places]
+        # Beyond the reservoir's size only some images are kept, and ranks mix their order: places tell which.
         index_at = dict(zip(self.indices.places, self.indices.values().tolist()))
         return [self.image_names[index_at[place]] for place in places]
 
@@ -174,6 +175,7 @@ def curve_intervals(curves: Curves, bootstrap: int, seed: int) -> dict[str, Arra
     return {
         "absolute": statistic_interval([error], lambda e: e, bootstrap, seed),
         "relative": statistic_interval([error, norm], lambda e, n: e / n, bootstrap, seed),
+        # Sums of squares are resampled together: images with large states weigh more in both of them.
         "r2": statistic_interval([error**2, curves.image_deviation], lambda e, d: 1 - e / d, bootstrap, seed),
         "cosine": statistic_interval([curves.image_cosine], lambda c: c, bootstrap, seed),
     }

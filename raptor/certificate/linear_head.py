@@ -85,6 +85,7 @@ class LinearHead(nn.Module):
             raise ValueError(f"{fault} it cannot be read ({str(error)[:120]}): {remedy}") from None
         if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
             raise ValueError(f"{fault} it holds no named tensors: {remedy}")
+        # A checkpoint of a probe may hold its layer under a prefix, such as `head.` or `linear.`.
         found = {str(name).rsplit(".", 1)[-1]: tensor for name, tensor in tensors.items()}
         if len(tensors) > 2 or set(found) not in ({"weight", "bias"}, {"weight"}):
             raise ValueError(f"{fault} it holds {', '.join(sorted(map(str, tensors))[:4])}, not weight and bias")

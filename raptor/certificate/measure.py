@@ -169,6 +169,7 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
             curve = getattr(curves, metric)[group]
             upper = np.nan
             if bootstrap:
+                # The maximum is taken within each resample, because another layer may decide in another one.
                 upper = np.quantile(estimates_rlg[:, :, g].max(1), 0.95)
             eps[metric][group] = Eps(
                 value=jsonable(curve.max()),
@@ -180,6 +181,7 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
 
 def _few_coordinates(curves: Curves) -> list[str]:
     """A note where R2 of the last layer is far above the mean R2 of its coordinates: a few large ones decide it."""
+    # Sums over all coordinates are ruled by those with the largest variance; the mean of single R2 is not.
     pooled = float(curves.r2["all"][-1])
     single = float(curves.r2_uniform["all"][-1])
     if not (pooled > 0 and pooled - single > _FEW_DECIDE):
@@ -192,6 +194,7 @@ def _few_coordinates(curves: Curves) -> list[str]:
 
 def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict[str, Cost]:
     sides = {"surrogate": surrogate, "teacher": teacher}
+    # On one batch: run time needs no more images, and both sides must get the same ones.
     seconds = run_times(sides, images, precision)
     costs = {}
     for side, vit in sides.items():

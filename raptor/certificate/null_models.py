@@ -78,6 +78,7 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
     sums_ltd: Tensor | None = None
     num_images = 0
     for states, _, batch in Trajectories(teacher, batches, precision, "null models", quiet=True):
+        # Token by token in float64: the mean of a group is then exact whatever its size.
         added_ltd = torch.stack([x.float().sum(0) for x in states]).double()
         sums_ltd = added_ltd if sums_ltd is None else sums_ltd + added_ltd
         num_images += len(batch.images)

@@ -157,6 +157,7 @@ def measure_rates(
             vit = models[side]
             # Rounded anew for every batch: seven copies of both models would not fit beside a large teacher.
             with quantised(vit, kind), autocast(precision, vit.device):
+                # The whole model, as in the certificate: embedding, norm and head stay as they are.
                 own_states, own_output = vit.record(images)
                 if head is not None:
                     own_b = head.logits(vit, own_states[-1], own_output).argmax(-1)
@@ -164,6 +165,7 @@ def measure_rates(
             errors_cl[place] += _summed_norms([x.float() - y.float() for x, y in zip(states, own_states)])
         num_images += len(images)
     ranks = sharing(batches)
+    # A ratio of means over images, as in Definition 1, not a mean of ratios.
     relative_cl = (ranks.sum(errors_cl) / ranks.sum(norms_l)).cpu().numpy()
     num_images = sum(ranks.gather(num_images))
     if not num_images:
@@ -224,6 +226,7 @@ def rounded(weight: Tensor, precision: str) -> Tensor:
     if precision == "fp32":
         return weight.clone()
     if precision == "fp16" or weight.ndim < 2:
+        # A weight beyond fp16's range would become infinite, and every state after it.
         limit = torch.finfo(torch.float16).max
         return weight.clamp(-limit, limit).half().to(weight.dtype)
     steps, scale = whole_numbers(weight, precision)
@@ -236,6 +239,7 @@ def whole_numbers(weight: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     The numbers are symmetric about zero: -7..7 in `int4`, -127..127 in `int8`.
     """
     rows = weight.flatten(1)
+    # Symmetric: one code of 256 is left unused, so that zero stays zero.
     largest = 2 ** (BITS[precision] - 1) - 1
     scale = (rows.abs().amax(1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
     return (rows / scale).round(), scale

@@ -42,8 +42,10 @@ def fit_ridge(
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
         held_out, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
+        # The largest first: of equally good ones `max` keeps the first, and a stronger penalty is the safer one.
         heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
         alpha = max(heads, key=lambda a: _goodness(heads[a](features_nf[held_out]), labels_n[held_out]))
+    # On all features, because the choice of alpha is made and a head on more images is better.
     return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
 
 
@@ -81,6 +83,7 @@ def standardised(features_nf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x_nf = features_nf.double()
     mean = x_nf.mean(0)
     scale = x_nf.std(0, correction=0)
+    # A feature that never varies would be divided by rounding noise.
     scale = torch.where(scale > 1e-12 * scale.max(), scale, torch.ones_like(scale))
     return (x_nf - mean) / scale, mean, scale
 

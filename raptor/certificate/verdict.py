@@ -234,6 +234,7 @@ def _is_no_better_than_mean(group: GroupVerdict) -> bool:
     if "mean" in group.worse or "mean" in group.alike:
         return True
     last = group.r2_last
+    # All images have one state: there is nothing to predict, and so nothing shown.
     if last.value is None:
         return True
     lower = last.value if last.lower is None else last.lower
@@ -309,6 +310,7 @@ def last_losses(path: Path, stages: Collection[str]) -> list[float]:
             row = parse_json(line)
         except ValueError:
             continue
+        # Validations are lines of the same file, without a loss.
         if not isinstance(row.get("loss"), int | float) or row.get("stage") not in stages:
             continue
         if row["stage"] != stage:

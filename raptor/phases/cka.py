@@ -42,11 +42,13 @@ class LinearCKA:
     def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
         """Add a batch; `pooled` is `pool_layers(states, groups)` if known."""
         check_states(states, self.num_layers, self.groups.num_tokens)
+        # The unbiased estimator divides by n - 3.
         if len(states[0]) < 4:
             self.num_skipped_images += len(states[0])
             return
         if pooled is None:
             pooled = pool_layers(states, self.groups)
+        # Side by side, so that cls and mean patch count by their own variance.
         features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
         hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
         self._hsic_ll = self._hsic_ll + len(states[0]) * hsic_ll
@@ -69,6 +71,7 @@ class LinearCKA:
             raise ValueError(
                 f"CKA is undefined: the features of layer {layer} are the same for all images, or not finite"
             )
+        # Only here: a mean of the batches' ratios would be biased, a ratio of means is consistent.
         return hsic_ll / np.sqrt(np.outer(own_l, own_l))
 
 
@@ -78,6 +81,7 @@ def _unbiased_hsic(features_lnd: Tensor) -> Tensor:
     # The estimator does not change when features are centred; centring keeps its terms from cancelling.
     centred_lnd = features_lnd - features_lnd.mean(1, keepdim=True)
     kernel_lnn = centred_lnd @ centred_lnd.mT
+    # An image's kernel with itself holds its norm only; leaving it out is what makes the estimator unbiased.
     kernel_lnn.diagonal(dim1=1, dim2=2).zero_()
     rows_ln = kernel_lnn.sum(2)
     total_l = rows_ln.sum(1)

@@ -41,6 +41,7 @@ class Phases(Record, Sequence[int]):
     """
 
     lengths: tuple[int, ...]
+    # Only lengths are compared: phases that were read from a file have nothing else.
     scores: tuple[float, ...] = field(default=(), compare=False)
     method: str = field(default="given", compare=False)
     representatives: tuple[int, ...] = field(default=(), compare=False)
@@ -190,11 +191,13 @@ def _max_cut(matrix: Array, k: int, min_length: int) -> tuple[list[int], tuple[f
         top = max(gain for _, gain in best.values())
         if top == -np.inf:
             break
+        # Of equal gains the later segment, so that ties go to the later boundary here too.
         start = max(start for start, (_, gain) in best.items() if gain >= top - tolerance)
         cut, gain = best[start]
         end = edges[edges.index(start) + 1]
         gains.append(gain)
         edges = sorted([*edges, cut])
+        # Only the segment that was cut changes: the best cuts of all others still hold.
         best[start] = _best_cut(prefix, start, cut, min_length, tolerance)
         best[cut] = _best_cut(prefix, cut, end, min_length, tolerance)
     return edges, tuple(gains)
@@ -205,6 +208,7 @@ def _best_cut(prefix: Array, start: int, end: int, min_length: int, tolerance: f
     cuts = np.arange(start + min_length, end - min_length + 1)
     if len(cuts) == 0:
         return start, -np.inf
+    # Four corners of the prefix sums give the total distance between start..cut and cut..end at once.
     across = prefix[cuts, end] - prefix[start, end] - prefix[cuts, cuts] + prefix[start, cuts]
     last = int(np.flatnonzero(across >= across.max() - tolerance)[-1])
     return int(cuts[last]), float(across[last])
@@ -221,6 +225,7 @@ def best_partition(score_se: Array, k: int, tolerance: float) -> list[int]:
     pointers = []
     for _ in range(k - 1):
         total_se = best[:, None] + score_se
+        # Of totals within rounding the largest start is taken, which is the later boundary.
         threshold = total_se.max(axis=0) - tolerance
         last = num_layers - np.argmax((total_se >= threshold)[::-1], axis=0)
         pointers.append(last)
@@ -237,6 +242,7 @@ def _segment_scores(matrix: Array, score: str, min_length: int) -> Array:
     diagonal = np.diagonal(prefix)
     within_se = diagonal[None, :] - prefix - prefix.T + diagonal[:, None]
     length_se = segment_lengths(len(matrix))
+    # Segments that end before they start are left out below; 1 keeps their division defined.
     n = np.maximum(length_se, 1).astype(float)
     scores = {"weighted": within_se / n, "mean": within_se / n**2, "cut": within_se - n**2}
     return np.where(length_se >= min_length, scores[score], -np.inf)
@@ -280,6 +286,7 @@ def choose_k(similarity: ArrayLike, max_k: int | None = None, min_length: int = 
     _, gains = _max_cut(matrix, max_k, min_length)
     if not gains or gains[0] <= _tie_tolerance(matrix):
         return ChosenK(1, gains)
+    # The first small gain decides, because gains never rise: all later ones are smaller still.
     for num_cuts, gain in enumerate(gains):
         if gain < min_share * gains[0]:
             return ChosenK(num_cuts + 1, gains)
@@ -295,6 +302,7 @@ def shortest_phase(method: str, min_length: int | None) -> int:
         raise ValueError(f"unknown method {method!r}: choose from {', '.join(_METHODS)}")
     if min_length is not None:
         return min_length
+    # The scores of dp are sums per layer of a phase, which phases of a single layer would maximise.
     return 2 if method == "dp" else 1
 
 
@@ -333,6 +341,7 @@ def _check_similarity(similarity: ArrayLike) -> Array:
         raise ValueError(f"similarity must be a square L x L matrix over a_1..a_L, got shape {matrix.shape}")
     if not np.isfinite(matrix).all():
         raise ValueError("similarity has NaN or infinite entries: measure it again on finite states")
+    # Means of float32 cosines differ from their transpose by rounding, and no more.
     if np.abs(matrix - matrix.T).max() > 1e-5 * max(1.0, float(np.abs(matrix).max())):
         raise ValueError("similarity must be symmetric: pass the layer-layer matrix, or average it with its transpose")
     return (matrix + matrix.T) / 2

@@ -107,6 +107,7 @@ class Evidence:
         def cut(matrix: Array) -> Phases:
             return find_phases(matrix, phases.k, method, score, min_length)
 
+        # Each matrix is cut anew, because boundaries that follow the noise give some contrast in any matrix.
         found = CutEvidence(contrast=_contrast(self.matrix, phases), smooth=_contrast(self.smooth, cut(self.smooth)))
         if self.twin is not None:
             found.twin = _contrast(self.twin, cut(self.twin))
@@ -114,6 +115,7 @@ class Evidence:
             recut = [cut(matrix) for matrix in self.resampled]
             found.boundaries, found.stability = boundary_intervals(phases, recut)
             if found.contrast is not None:
+                # Of the same phases: how sure their contrast is, not how good the best cut of each resample is.
                 contrasts = np.array([_contrast(matrix, phases) for matrix in self.resampled], dtype=np.float64)
                 lower, upper = np.quantile(contrasts, _ENDS)
                 found.interval = (float(lower), float(upper))
@@ -124,6 +126,7 @@ class Evidence:
     def _add_shuffled(self, found: CutEvidence, cut: Callable[[Array], Phases]) -> None:
         contrasts = []
         for matrix in self.shuffled:
+            # A cut into single layers has no pairs within a phase, and so no contrast.
             contrast = _contrast(matrix, cut(matrix))
             if contrast is not None:
                 contrasts.append(contrast)
@@ -166,6 +169,7 @@ def smooth_matrix(matrix: ArrayLike) -> Array:
     """The (L, L) matrix without boundaries that has the same mean at each distance between layers."""
     m = np.asarray(matrix, dtype=np.float64)
     num = len(m)
+    # Neighbours are alike in any network with skip connections: boundaries must show beyond that.
     distance = np.abs(np.arange(num)[:, None] - np.arange(num))
     return np.array([np.diagonal(m, n).mean() for n in range(num)])[distance]
 

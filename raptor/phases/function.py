@@ -55,6 +55,7 @@ class Replacement(Record):
         """The cost over all images, (R, L, L), with the images drawn again with replacement."""
         assert self.image_cost is not None, "a result that was read from a file has no images"
         num = self.num_images
+        # Counts of each image, not drawn images: a resample is then one product.
         weights_rn = np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=NUM_RESAMPLES)
         return np.einsum("rn,nlm->rlm", weights_rn / num, self.image_cost)
 
@@ -74,7 +75,8 @@ def measure_replacement(
     agreements: dict[Part, list[Tensor]] = {part: [] for part in parts}
     with Progress(f"replacing blocks of {vit.name}", None, "replacements") as bar:
         num_each = len(parts) * vit.num_layers * (vit.num_layers - 1)
-        bar.total = num_each * _num_batches(batches)
+        # Known only here: whoever makes the stream decides how many batches it has.
+        bar.total = num_each * len(batches)  # type: ignore[arg-type]
         for batch in batches:
             images = batch.images.to(vit.device, non_blocking=True)
             with autocast(precision, vit.device):
@@ -84,35 +86,27 @@ def measure_replacement(
                     cost_bll, agrees_bll = _replace_all(vit, states, context, part, bar)
                     costs[part].append(cost_bll)
                     agreements[part].append(agrees_bll)
-    found = {}
+    found: dict[Part, Replacement] = {}
     for part in parts:
-        found[part] = _averaged(vit, torch.cat(costs[part]), torch.cat(agreements[part]))
-    return found
-
-
-def _num_batches(batches: Iterable[Batch]) -> int:
-    return len(batches)  # type: ignore[arg-type]
-
-
-def _averaged(vit: ViT, cost_bll: Tensor, agrees_bll: Tensor) -> Replacement:
-    image_cost = cost_bll.cpu().numpy()
-    bad = np.argwhere(~np.isfinite(image_cost))
-    if len(bad):
-        _, row, column = bad[0]
-        raise ValueError(
-            f"{vit.name} with block {row + 1} replaced by block {column + 1} gives an output that is not finite: "
-            "check its weights, or use --precision fp32"
+        image_cost = torch.cat(costs[part]).cpu().numpy()
+        bad = np.argwhere(~np.isfinite(image_cost))
+        if len(bad):
+            _, row, column = bad[0]
+            raise ValueError(
+                f"{vit.name} with block {row + 1} replaced by block {column + 1} gives an output that is not finite: "
+                "check its weights, or use --precision fp32"
+            )
+        found[part] = Replacement(
+            cost=image_cost.mean(0),
+            agreement=None,
+            measure="error",
+            num_images=len(image_cost),
+            image_cost=image_cost,
         )
-    agreement = None
-    if vit.num_classes:
-        agreement = agrees_bll.mean(0).cpu().numpy()
-    return Replacement(
-        cost=image_cost.mean(0),
-        agreement=agreement,
-        measure="kl" if vit.num_classes else "error",
-        num_images=len(image_cost),
-        image_cost=image_cost,
-    )
+        if vit.num_classes:
+            found[part].measure = "kl"
+            found[part].agreement = torch.cat(agreements[part]).mean(0).cpu().numpy()
+    return found
 
 
 def _replace_all(
@@ -125,6 +119,7 @@ def _replace_all(
     original = _outcome(vit, states[-1])
     for layer in range(1, num_layers + 1):
         for other in range(1, num_layers + 1):
+            # A block in its own place changes nothing.
             if layer == other:
                 continue
             last_btd = _run_replaced(vit, states[layer - 1], context, layer, other, part)
@@ -133,7 +128,8 @@ def _replace_all(
                 cost_bll[:, layer - 1, other - 1] = _divergence(original, altered)
                 agrees_bll[:, layer - 1, other - 1] = (original.argmax(-1) == altered.argmax(-1)).double()
             else:
-                cost_bll[:, layer - 1, other - 1] = _relative_error(altered, original)
+                error_b = (altered - original).flatten(1).norm(dim=1)
+                cost_bll[:, layer - 1, other - 1] = error_b / original.flatten(1).norm(dim=1)
             bar.advance()
     return cost_bll, agrees_bll
 
@@ -141,12 +137,14 @@ def _replace_all(
 def _outcome(vit: ViT, last_btd: Tensor) -> Tensor:
     """Class scores (B, C) of a last state, or the state itself where the model has no head."""
     if vit.num_classes:
+        # Blocks that do nearly the same differ in the last digits of log-probabilities, which float32 rounds away.
         return vit.finish(last_btd).double()
     return last_btd.double()
 
 
 def _run_replaced(vit: ViT, x_btd: Tensor, context: Context, layer: int, other: int, part: Part) -> Tensor:
     """The last state of the model with block `layer` replaced by block `other`, from the state before `layer`."""
+    # The arguments of the place, not of the block that is put there: masks and rotary angles belong to the place.
     args, kwargs = context.calls[layer - 1]
     if part == "block":
         x_btd = first_tensor(vit.blocks[other - 1](x_btd, *args, **kwargs))
@@ -208,10 +206,6 @@ def _divergence(original_bc: Tensor, altered_bc: Tensor) -> Tensor:
     return (log_p_bc.exp() * (log_p_bc - log_q_bc)).sum(-1)
 
 
-def _relative_error(x_btd: Tensor, target_btd: Tensor) -> Tensor:
-    return (x_btd - target_btd).flatten(1).norm(dim=1) / target_btd.flatten(1).norm(dim=1)
-
-
 # Cutting --------------------------------------------------------------------------------------------------------------
 
 
@@ -231,9 +225,14 @@ def cut_by_function(cost: Array, k: int, min_length: int | None = None, max_leng
     check_counts(num_layers, k, shortest)
     if k * longest < num_layers:
         raise ValueError(f"{k} phases of at most {longest} blocks are fewer than {num_layers}: give a larger --k")
+    cost_se = np.full((num_layers + 1, num_layers + 1), np.inf)  # of a phase of the blocks s+1..e
+    for start in range(num_layers):
+        for end in range(start + 1, num_layers + 1):
+            cost_se[start, end] = cost[start:end, start:end].sum(axis=0).min()
     length_se = segment_lengths(num_layers)
+    # Costs are negated, because the dynamic programme looks for the largest sum.
     is_allowed = (length_se >= shortest) & (length_se <= longest)
-    score_se = np.where(is_allowed, -_segment_costs(cost), -np.inf)
+    score_se = np.where(is_allowed, -cost_se, -np.inf)
     edges = best_partition(score_se, k, tolerance=1e-12 * float(np.abs(cost).max()))
     return with_representatives(cost, Phases(tuple(end - start for start, end in pairwise(edges)), method="function"))
 
@@ -244,20 +243,11 @@ def with_representatives(cost: Array, phases: Phases) -> Phases:
     representatives = []
     for first, last in phases.spans:
         cost_m = cost[first - 1 : last, first - 1 : last].sum(axis=0)
+        # Of the blocks of the phase only: one from elsewhere would start the phase at another function.
         best = int(cost_m.argmin())
         costs.append(float(cost_m[best]))
         representatives.append(first + best)
     return Phases(phases.lengths, tuple(costs), phases.method, tuple(representatives))
-
-
-def _segment_costs(cost: Array) -> Array:
-    """(L+1, L+1): the cost of a phase of the blocks s+1..e; infinite where e is not after s."""
-    num_layers = len(cost)
-    cost_se = np.full((num_layers + 1, num_layers + 1), np.inf)
-    for start in range(num_layers):
-        for end in range(start + 1, num_layers + 1):
-            cost_se[start, end] = cost[start:end, start:end].sum(axis=0).min()
-    return cost_se
 
 
 def function_evidence(found: Replacement, phases: Phases, min_length: int | None = None) -> CutEvidence:

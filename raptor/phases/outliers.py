@@ -44,6 +44,7 @@ class OutlierShares:
             norms = [torch.linalg.vector_norm(x, dim=2, dtype=float_type(x)) for x in states[1:]]
             energy_btl = torch.stack(norms, dim=2).square()
         self._num_tokens = energy_btl.shape[1]
+        # Tokens are ranked within each image, because which ones are large differs from image to image.
         top_blt = energy_btl.transpose(1, 2).contiguous().topk(_one_percent(self._num_tokens), sorted=False).values
         self._token_l = self._token_l + double(top_blt.sum(2)).sum(0)
         # vector_norm squares and sums in one pass over memory; images are summed first because that axis is faster.
@@ -61,6 +62,7 @@ class OutlierShares:
             raise ValueError("no images were measured: the data is empty")
         dim = self._coordinate_ld.shape[1]
         total_l = self._coordinate_ld.sum(1)
+        # Coordinates are ranked over all images: the huge ones of a model are the same everywhere.
         top_l = self._coordinate_ld.topk(_one_percent(dim)).values.sum(1)
         return Outliers(
             coordinates=(top_l / total_l).cpu().numpy(),

@@ -42,6 +42,7 @@ def sample_partitions(
     if not 0 <= count <= total - len(excluded):
         raise ValueError(f"count must be 0 to {total - len(excluded)}, the partitions there are, got {count}")
     rng = np.random.default_rng(seed)
+    # Where few are left, drawing until a new one comes could take for ever.
     if total <= max(_LISTED, 2 * (count + len(excluded))):
         left = []
         for bars in combinations(range(num_layers - 1), k - 1):
@@ -50,6 +51,7 @@ def sample_partitions(
                 left.append(phases)
         return [left[i] for i in rng.choice(len(left), count, replace=False)]
     drawn: dict[Phases, None] = {}  # a set that keeps the order
+    # So many partitions are left that a drawn one is nearly always new.
     while len(drawn) < count:
         phases = _draw(rng, num_layers, k, 1)
         if phases not in excluded:

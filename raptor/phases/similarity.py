@@ -46,6 +46,7 @@ class Blocks:
     def resampled(self, num_resamples: int, seed: int = 0) -> Array:
         """The matrix over all images, (R, L, L), with the blocks drawn again with replacement."""
         num = len(self.sizes)
+        # Counts of each block, not drawn blocks: all resamples are then one product.
         drawn = np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=num_resamples)
         weights_rn = drawn * self.sizes
         matrix_rll = np.einsum("rn,nlm->rlm", weights_rn / weights_rn.sum(1, keepdims=True), self.matrix_nll)
@@ -102,6 +103,8 @@ class CosineSimilarity:
         self._block_sizes += np.bincount(block_b.numpy(), minlength=NUM_BLOCKS)
         gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
         cosine_btll, energy_btl = _cosines(gram_btll)
+        # Token by token: every group can be read off at the end. Over batches in float64, because float32 sums of
+        # thousands of batches lose digits.
         self._token_tll = self._token_tll + double(cosine_btll.sum(0))
         self._bad.watch_input(states[0])
         self._bad.watch(energy_btl.flatten(0, 1))
@@ -141,6 +144,7 @@ class CosineSimilarity:
         if num_pooled > 0:
             matrices["pooled"] = (self._pooled_ll / (num_pooled * self.num_images)).cpu().numpy()
         for name, matrix in matrices.items():
+            # Rounding differs above and below the diagonal, and a vector's cosine with itself is 1 up to rounding.
             matrices[name] = (matrix + matrix.T) / 2
             np.fill_diagonal(matrices[name], 1.0)
         return matrices
@@ -193,6 +197,7 @@ class CoordinateStatistics:
         self.count += num_tokens
         self._scale = None
         self._bad.watch_input(states[0])
+        # Plus 1, because a layer of zeros has statistics, even though it has no cosine.
         self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
         self._bad.next_batch()
 
@@ -347,6 +352,7 @@ def _first_bad(first_l: list[int]) -> str | None:
 def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:
     """`a_1..a_L` stacked to (b, T, L, D), few images at a time, so that the stack stays small beside the states."""
     x_btd = states[0]
+    # A stack of the whole batch would take as much memory again as its states.
     num_images = max(1, MAX_CHUNK // (x_btd[0].numel() * (len(states) - 1)))
     for start in range(0, len(x_btd), num_images):
         yield torch.stack([x[start : start + num_images] for x in states[1:]], dim=2)
@@ -356,6 +362,7 @@ def _gram(x: Tensor) -> Tensor:
     """(…, L, D) to the Gram matrix of the layers' vectors, (…, L, L), in float32 or better."""
     x_nld = x.flatten(0, -3)
     with full_precision(x.device):
+        # Products of bf16 states come out in float32: rounded to bf16, cosines were 1.0 where the truth was .99875.
         if x.is_cuda and torch.version.hip is None and x.dtype in (torch.bfloat16, torch.float16):
             gram_nll = torch.bmm(x_nld, x_nld.mT, out_dtype=torch.float32)
         else:

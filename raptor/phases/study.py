@@ -129,6 +129,7 @@ class ModelPhases(Record):
         """The phases at the chosen k, or at the nearest k that was cut; None when nothing was cut."""
         if not self.phases:
             return None
+        # Only the numbers that were asked for are cut, and the chosen one need not be among them.
         nearest = min(self.phases, key=lambda k: (abs(k - self.chosen_k), k))
         return self.phases[nearest]
 
@@ -190,6 +191,7 @@ def study_phases(
         model=vit.name,
         blocks_of=tokens,
     )
+    # The twin is the same model, so that the pass just made says how long its own will take.
     seconds = (time.monotonic() - started) / max(1, measured.num_images)
 
     def finish() -> ModelPhases:
@@ -208,6 +210,7 @@ def study_phases(
             gains=[],
             subject=Subject.of(vit, batches.data),
         )
+        # On one rank: the twin takes 64 images at most.
         twin_matrix, found.twin = twin_similarity(vit, batches.whole(), tokens, precision, seconds, twin, standardise)
         evidence = Evidence(found.matrix, measured.blocks, twin_matrix, shortest_phase("maxcut", min_length))
         if method == "function":
@@ -248,6 +251,7 @@ def _add_suggestion(found: ModelPhases, evidence: Evidence, min_length: int | No
     found.k_shares = evidence.k_shares()
     found.null_gains = evidence.null_gains()
     cut = found.evidence.get(chosen.k)
+    # Cuts by function have no contrast, by which the suggestion is judged.
     if cut is None or found.replacement:
         cut = evidence.of(find_phases(found.matrix, chosen.k, min_length=min_length), min_length=min_length)
         found.evidence.setdefault(chosen.k, cut)
@@ -279,6 +283,7 @@ def check_cuts(
     if method == "maxcut":
         most = most_cuts(vit.num_layers, shortest)
     if k is None:
+        # Where there is room for none of them the smallest is kept, and refused below by its number.
         k = [num for num in DEFAULT_CUTS if num <= most] or DEFAULT_CUTS[:1]
     for num in k:
         check_counts(vit.num_layers, num, shortest)

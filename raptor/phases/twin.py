@@ -40,6 +40,7 @@ def twin_similarity(
     except ValueError as error:
         return None, f"{missing} ({error})"
     trajectories = Trajectories(twin, batches.sample(_TWIN_IMAGES), precision)
+    # Without CKA, which needs more images than the twin gets.
     measured = measure_similarity(trajectories, vit.num_layers, vit.groups, cka_features=None, model=twin.name)
     return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
 
@@ -50,6 +51,7 @@ def untrained_twin(vit: ViT, seed: int = 0) -> ViT:
         raise ValueError("a surrogate has none")
     if vit.origin.base is None:
         raise ValueError("a module of your own cannot be built anew")
+    # The weights must not depend on what was drawn before: results are repeated to the last bit.
     with seeded(seed):
         model = build_base(vit.origin.base)
     name = f"untrained twin of {vit.name}"

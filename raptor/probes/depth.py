@@ -41,6 +41,7 @@ class Depth(DenseTask):
             raise ValueError("depth needs data with depths; open it with the task depth")
         super().__init__(vit, layer, train_data, val_data, **options)
         self.num_outputs = _NUM_BINS
+        # Every patch also sees cls, which knows the scene.
         self.num_features = vit.dim * (1 + vit.groups.cls)
         self.max_depth = train_data.max_depth
         self.bins = bin_depths(self.max_depth).to(self.device)
@@ -121,6 +122,7 @@ class _Rmse:
 
     def update(self, predicted: Tensor, true: Tensor) -> None:
         for name, (rows, columns) in self.areas.items():
+            # In float64, because squares of a hundred million pixels are added.
             p, t = predicted[:, rows, columns].double(), true[:, rows, columns].double()
             valid = _is_valid(t, self.max_depth)
             squares = torch.where(valid, p - t, 0.0).square().sum()
@@ -170,6 +172,7 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ran
     num = ranks.add_(valid.sum()).clamp(min=1)
     probability = logits_bhwc.softmax(dim=-1)
     predicted = probability @ bins
+    # The epsilon on both sides, as in the loss itself: near readings would rule it otherwise.
     g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
     g = torch.where(valid, g, 0.0)
     mean_g = ranks.add_(g.sum()) / num
@@ -177,6 +180,7 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ran
     share = valid.to(predicted.dtype) / num
     # d predicted / d logit_i = p_i (bin_i - predicted), d entropy / d logit_i = p_i - one-hot_i
     gradient = probability.mul_(torch.addcmul((share - slope * predicted)[..., None], slope[..., None], bins))
+    # Pixels without a reading point at bin 0 with a share of 0, so that they change nothing.
     labels = nearest_bin(true_bhw, bins)[..., None]
     return gradient.scatter_add_(-1, labels, -share[..., None])
 
@@ -186,6 +190,7 @@ def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
     height, width = _EIGEN_FRAME
     top, bottom = _EIGEN_ROWS
     left, right = _EIGEN_COLUMNS
+    # The crop is given for the sensor's own frame.
     rows = slice(round(top * frame[0] / height), round(bottom * frame[0] / height))
     columns = slice(round(left * frame[1] / width), round(right * frame[1] / width))
     return rows, columns

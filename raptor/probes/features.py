@@ -78,4 +78,5 @@ def normed_tokens(vit: ViT, images: Tensor, layer: int, precision: str) -> Tenso
         x_btd, context = vit.embed(images)
         for number in range(1, layer + 1):
             x_btd = vit.step(number, x_btd, context)
+        # The final norm at every layer: heads of different layers then see states of one scale.
         return vit.norm(x_btd).float()

@@ -99,6 +99,7 @@ class Segment(DenseTask):
             labels = targets.long().flatten(1)
             is_labelled = labels != IGNORE_INDEX
             flat = (labels * num_pixels + places)[is_labelled]
+            # Added in place: with 150 classes a new count per batch would be larger than the batch.
             counts.scatter_add_(0, flat, torch.ones_like(flat))
         counts_chw = self.ranks.add_(counts).view(self.num_outputs, height, width)
         commonest = counts_chw.sum((1, 2)).argmax()

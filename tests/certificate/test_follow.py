@@ -11,22 +11,35 @@ from raptor.certificate.heads import resolve_head
 from raptor.surrogate.surrogate import make_surrogate
 
 
-def chosen(rows: list[list[int]]) -> Followed:
-    found = Followed({}, (), ())
+def chosen(columns: str, rows: list[list[int]]) -> Followed:
+    found = Followed({}, (), (), columns.split())
     found.chosen.add(torch.tensor(rows))
     return found
 
 
 def test_shares_and_floors_by_counting() -> None:
     """Five images: the teacher says 0 three times, four labels are 2; both are right where they say so."""
-    found = chosen([[0, 0, 2], [0, 1, 2], [0, 0, 0], [2, 2, 2], [1, 2, 2]])
+    found = chosen("teacher surrogate label", [[0, 0, 2], [0, 1, 2], [0, 0, 0], [2, 2, 2], [1, 2, 2]])
     shares = {name: estimate.value for name, estimate in found.predictions(50, 0).items()}
     assert shares == {"agreement": 0.6, "teacher_accuracy": 0.4, "surrogate_accuracy": 0.6}
     assert found.floors() == {"agreement": 0.6, "accuracy": 0.8}
 
 
+def test_a_refitted_head_has_shares_of_its_own() -> None:
+    found = chosen("teacher surrogate refitted label", [[0, 1, 0, 0], [1, 1, 1, 0], [2, 0, 1, 2], [2, 2, 2, 1]])
+    shares = {name: estimate.value for name, estimate in found.predictions(0, 0).items()}
+    assert shares == {
+        "agreement": 0.5,
+        "refitted_agreement": 0.75,
+        "teacher_accuracy": 0.5,
+        "surrogate_accuracy": 0.0,
+        "refitted_accuracy": 0.25,
+    }
+    assert found.floors() == {"agreement": 0.5, "accuracy": 0.5}
+
+
 def test_without_labels_there_is_only_agreement() -> None:
-    found = chosen([[0, 0], [1, 0], [1, 1], [2, 2]])
+    found = chosen("teacher surrogate", [[0, 0], [1, 0], [1, 1], [2, 2]])
     assert list(found.predictions(0, 0)) == ["agreement"] and found.floors() == {"agreement": 0.5}
     assert found.predictions(0, 0)["agreement"].lower is None
     none = Followed({}, (), ())
