@@ -77,8 +77,6 @@ def head(config: HeadConfig) -> FittedHead:
         augment=config.augment,
         crop_scale=config.crop_scale,
         device=ranks.device,
-        rank=ranks.rank,
-        world_size=ranks.size,
         num_workers=config.num_workers,
         ranks=ranks,
     )

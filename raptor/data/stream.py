@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Self
 
 import numpy as np
@@ -44,7 +44,9 @@ class Batch:
     @property
     def places(self) -> range | None:
         """The places of its images in the stream."""
-        return None if self.start is None else range(self.start, self.start + len(self.indices))
+        if self.start is None:
+            return None
+        return range(self.start, self.start + len(self.indices))
 
 
 class ImageStream:
@@ -98,16 +100,19 @@ class ImageStream:
         return len(self.ranks.share(range(0, self.num_images, self.batch_size)))
 
     def __iter__(self) -> Iterator[Batch]:
-        labels = None if self.data.labels is None else torch.tensor(self.data.labels)
+        labels = None
+        if self.data.labels is not None:
+            labels = torch.tensor(self.data.labels)
         starts = self.ranks.share(range(0, self.num_images, self.batch_size))
         chunks = self.ranks.share(chunks_of(self.indices, self.batch_size))
         batches = self.data.batches(chunks, self.preprocess, self.device, num_workers=self.num_workers, crop=True)
         for start, chunk, (images_u8, indices) in zip(starts, chunks, batches):
             check_stop()
             if len(indices):  # otherwise all images of the batch are bad and are skipped
-                images = self.preprocess.normalise(images_u8)
-                own = None if labels is None else to_device(labels[indices], self.device)
-                yield Batch(images, own, indices, start)
+                own = None
+                if labels is not None:
+                    own = to_device(labels[indices], self.device)
+                yield Batch(self.preprocess.normalise(images_u8), own, indices, start)
             if self.progress is not None:
                 self.progress(start + len(chunk), self.num_images)
 
@@ -127,8 +132,10 @@ class ImageStream:
 
     def bad_images(self) -> list[str]:
         """Names of the unreadable images that were skipped, on any rank, in the order of the data."""
-        bad = {name for names in self.ranks.gather(self.data.bad) for name in names}
-        return [name for name in self.data.names if name in bad] if bad else []
+        bad = set(chain.from_iterable(self.ranks.gather(self.data.bad)))
+        if not bad:  # otherwise a million names would be compared
+            return []
+        return [name for name in self.data.names if name in bad]
 
 
 iterate = ImageStream
@@ -144,12 +151,12 @@ def check_same_on_ranks(data: ImageData, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     found = ranks.gather(f"{data.fingerprint()} ({len(data):,} images)")
-    other = next((rank for rank, own in enumerate(found) if own != found[0]), None)
-    if other is not None:
-        raise ValueError(
-            f"{data.name} is not the same on all processes: {found[0]} on rank 0, {found[other]} on rank {other}; give "
-            "all of them the same files"
-        )
+    for rank, own in enumerate(found):
+        if own != found[0]:
+            raise ValueError(
+                f"{data.name} is not the same on all processes: {found[0]} on rank 0, {own} on rank {rank}; give all "
+                "of them the same files"
+            )
 
 
 def sharing(batches: Any) -> Ranks:
@@ -252,8 +259,8 @@ class TrainStream:
             most 30 % of what is free on the device or the host.
         num_decoded: of the images that are kept, decode only so many on each rank; the others are grey. This is for a
             plan: memory and the time of a step are the same.
-        ranks: connected processes, all of which make the stream. Those of one machine decode a part each into memory
-            that they share.
+        ranks: the processes that share each batch, all of which make the stream. Those of one machine decode a part
+            each into memory that they share.
     """
 
     def __init__(
@@ -271,8 +278,6 @@ class TrainStream:
         grey: float = 0.0,
         sizes: Sequence[int] | None = None,
         device: str | torch.device = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
         even: bool = True,
         num_workers: int | None = None,
         cache: str = "auto",
@@ -280,7 +285,7 @@ class TrainStream:
         progress: Progress | None = None,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
-        check_stream(len(data), batch_size, augment, crop_scale, rank, world_size if even else 1, cache, sizes)
+        check_stream(len(data), batch_size, augment, crop_scale, ranks.size if even else 1, cache, sizes)
         check_changes(batch_size, augment, mixup, cutmix, jitter, grey)
         if sizes:
             largest = max(sizes)
@@ -302,28 +307,32 @@ class TrainStream:
         self.num_workers = num_workers
         self.num_decoded = num_decoded
         # Shares of whole images that differ by at most one where the batch does not divide.
-        self.rows = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
-        own = torch.arange(self.rows.start, self.rows.stop)
-        # The first image of a rank is mixed with the last one of the rank before it.
+        first = ranks.rank * batch_size // ranks.size
+        end = (ranks.rank + 1) * batch_size // ranks.size
+        self.rows = slice(first, end)
+        self._read_rows = torch.arange(first, end)
         self.mixes = mixup > 0 or cutmix > 0
-        self._read_rows = torch.cat([own[:1] - 1, own]) % batch_size if self.mixes else own
+        if self.mixes:  # the first image of a rank with the last one of the rank before it
+            self._read_rows = torch.arange(first - 1, end) % batch_size
         self.steps_per_epoch = len(data) // batch_size
         # The order of one epoch is kept: drawing a million numbers at each step would take longer than the step.
         self._epoch: tuple[str, int] | None = None
         self._order = torch.empty(0)
         self._reader: tuple[str, int, Iterator[Pixels]] | None = None
-        self._label_table = None if data.labels is None else torch.tensor(data.labels).to(self.device)
+        self._label_table: Tensor | None = None
+        if data.labels is not None:
+            self._label_table = torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
         self._rows, self._where = data.distinct()
-        # Ranks that are not connected cannot share memory: each of them keeps all images.
-        copies = world_size if ranks.size == 1 else 1
-        if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache(copies)))):
+        if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache()))):
             self.images = self._keep_images(ranks, progress, required=cache == "memory")
 
     def _keep_images(self, ranks: Ranks, progress: Progress | None, required: bool) -> Tensor | None:
         """The cache, or None where it does not fit and is not required. Ranks of one machine fill theirs together."""
         shape = (len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
-        shared = share_bytes(ranks, self._num_bytes()) if ranks.size > 1 else None
+        shared = None
+        if ranks.size > 1:
+            shared = share_bytes(ranks, self._num_bytes())
         if shared is not None:
             images = shared.values.view(shape)
             own = slice(shared.place, None, shared.size)
@@ -333,17 +342,22 @@ class TrainStream:
             except BadImage as caught:
                 error = str(caught)
             # All ranks learn of a bad image: a rank that stopped by itself would leave the others waiting.
-            found = [other for other in ranks.gather(error) if other is not None]
-            if found:
-                raise BadImage(found[0])
-            return images.to(self.device) if all(ranks.gather(self._fits_device())) else images
+            for other in ranks.gather(error):
+                if other is not None:
+                    raise BadImage(other)
+            if all(ranks.gather(self._fits_device())):
+                images = images.to(self.device)
+            return images
         on_device = self._fits_device()
         if ranks.size > 1 and not required and not all(ranks.gather(self.device.type == "cuda" and on_device)):
             if ranks.is_first:
                 name = self.data.name
                 print(f"{name} does not fit in shared memory: images are decoded as they are used", file=sys.stderr)
             return None
-        images = torch.empty(shape, dtype=torch.uint8, device=self.device if on_device else "cpu")
+        place = self.device
+        if not on_device:
+            place = torch.device("cpu")
+        images = torch.empty(shape, dtype=torch.uint8, device=place)
         self._decode(self._rows.tolist(), images, progress)
         return images
 
@@ -361,11 +375,10 @@ class TrainStream:
     def _fits_device(self) -> bool:
         return self._num_bytes() <= CACHE_SHARE * free_bytes(self.device)
 
-    def _pays_to_cache(self, num_copies: int) -> bool:
+    def _pays_to_cache(self) -> bool:
         if not self.data.worth_caching(self.device):
             return False
-        on_host = CACHE_SHARE * free_bytes(torch.device("cpu")) / num_copies
-        return self._fits_device() or self._num_bytes() <= on_host
+        return self._fits_device() or self._num_bytes() <= CACHE_SHARE * free_bytes(torch.device("cpu"))
 
     def indices(self, step: int, stage: str = "stage1") -> Tensor:
         """This rank's image indices (B_local,) at a step, on the CPU."""
@@ -491,8 +504,7 @@ def check_stream(
     batch_size: int,
     augment: str,
     crop_scale: tuple[float, float],
-    rank: int = 0,
-    world_size: int = 1,
+    num_ranks: int = 1,
     cache: str = "auto",
     sizes: Sequence[int] | None = None,
 ) -> None:
@@ -509,12 +521,11 @@ def check_stream(
         raise ValueError(
             f"a batch of {batch_size} cannot be filled from {num_images} images: give --batch_size {num_images} or less"
         )
-    if batch_size % world_size:
-        near = world_size * max(1, batch_size // world_size)
+    if batch_size % num_ranks:
+        near = num_ranks * max(1, batch_size // num_ranks)
         raise ValueError(
-            f"a batch of {batch_size} does not divide over {world_size} processes: choose --batch_size {near}"
+            f"a batch of {batch_size} does not divide over {num_ranks} processes: choose --batch_size {near}"
         )
-    assert rank >= 0, f"rank {rank}"
 
 
 def check_changes(batch_size: int, augment: str, mixup: float, cutmix: float, jitter: float, grey: float) -> None:

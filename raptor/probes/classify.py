@@ -131,8 +131,6 @@ class Classify:
             augment="crop",
             crop_scale=_CROP_SCALE,
             device=self.device,
-            rank=self.ranks.rank,
-            world_size=self.ranks.size,
             even=False,
             num_workers=self.num_workers,
             ranks=self.ranks,

@@ -110,8 +110,6 @@ class Job:
             grey=self.config.grey,
             sizes=self.config.sizes,
             device=self.fabric.device,
-            rank=self.fabric.global_rank,
-            world_size=self.fabric.world_size,
             num_workers=self.config.num_workers,
             num_decoded=num_decoded,
             ranks=self.ranks,

@@ -191,8 +191,6 @@ def _stage(vit: ViT, train_data: ImageData, precision: str, config: TeacherConfi
         augment=config.augment,
         crop_scale=config.crop_scale,
         device=fabric.device,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
         num_workers=config.num_workers,
         num_decoded=num_decoded,
         ranks=ranks_of(fabric),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,28 @@ from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, 
 from raptor.data import stream as stream_module
 from raptor.data.memory import JoinedImages
 from raptor.data.stream import draw_crops, random_resized_crop, stable_seed
-from raptor.devices import Ranks
+from raptor.devices import Ranks, T
 
 PREPROCESS = Preprocess(size=12, resize=14)
+
+
+class Alone(Ranks):
+    """One of several ranks that are not there: the others know what it knows, and no memory is shared."""
+
+    def gather(self, value: T) -> list[T]:
+        return [value] * self.size
+
+
+@pytest.fixture(autouse=True)
+def no_memory_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_bytes = stream_module.share_bytes
+
+    def share(ranks: Ranks, num_bytes: int) -> Any:
+        return None if isinstance(ranks, Alone) else share_bytes(ranks, num_bytes)
+
+    monkeypatch.setattr(stream_module, "share_bytes", share)
+
+
 PLAIN = Preprocess(size=1, resize=1, mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255))
 
 
@@ -109,9 +129,7 @@ def test_a_plan_keeps_as_many_images_and_decodes_a_few(data: ImageData) -> None:
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_ranks_end_to_end_equal_one_process(data: ImageData, cache: str) -> None:
     whole = TrainStream(data, PREPROCESS, 8, seed=9, augment="crop", cache=cache)
-    ranks = [
-        TrainStream(data, PREPROCESS, 8, seed=9, augment="crop", cache=cache, rank=r, world_size=4) for r in range(4)
-    ]
+    ranks = [TrainStream(data, PREPROCESS, 8, seed=9, augment="crop", cache=cache, ranks=Alone(r, 4)) for r in range(4)]
     for step in (0, 1, 5):
         torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
         assert torch.cat([r.labels(step) for r in ranks]).tolist() == whole.labels(step).tolist()
@@ -138,7 +156,7 @@ def test_mixup_mixes_each_image_with_the_one_before_it(data: ImageData, augment:
 def test_ranks_end_to_end_mix_as_one_process(data: ImageData, cache: str) -> None:
     options: dict = dict(seed=9, augment="crop", mixup=0.5, cache=cache)
     whole = TrainStream(data, PREPROCESS, 8, **options)
-    ranks = [TrainStream(data, PREPROCESS, 8, rank=r, world_size=4, **options) for r in range(4)]
+    ranks = [TrainStream(data, PREPROCESS, 8, ranks=Alone(r, 4), **options) for r in range(4)]
     for step in (0, 1):
         torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
 
@@ -149,7 +167,7 @@ VARIED = dict(seed=9, augment="crop", mixup=0.5, cutmix=0.5, jitter=0.4, grey=0.
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_ranks_end_to_end_change_images_as_one_process(data: ImageData, cache: str) -> None:
     whole = TrainStream(data, PREPROCESS, 8, cache=cache, **VARIED)
-    ranks = [TrainStream(data, PREPROCESS, 8, cache=cache, rank=r, world_size=4, **VARIED) for r in range(4)]
+    ranks = [TrainStream(data, PREPROCESS, 8, cache=cache, ranks=Alone(r, 4), **VARIED) for r in range(4)]
     pasted = [whole.boxes(step) is not None for step in range(8)]
     assert 0 < sum(pasted) < 8
     for step in (pasted.index(True), pasted.index(False)):
@@ -202,7 +220,7 @@ def test_mixup_shares_are_a_beta_distribution() -> None:
 
 def test_each_step_draws_one_of_the_sizes(data: ImageData) -> None:
     stream = TrainStream(data, PREPROCESS, 6, seed=4, augment="crop", sizes=[12, 24])
-    again = TrainStream(data, PREPROCESS, 6, seed=4, augment="crop", sizes=[12, 24], rank=1, world_size=2)
+    again = TrainStream(data, PREPROCESS, 6, seed=4, augment="crop", sizes=[12, 24], ranks=Alone(1, 2))
     sizes = [stream.size(step) for step in range(40)]
     assert [again.size(step) for step in range(40)] == sizes != [stream.size(step, "stage2") for step in range(40)]
     assert 10 < sizes.count(12) < 30
@@ -262,7 +280,7 @@ def test_images_in_memory_are_not_kept_twice(data: ImageData) -> None:
 def test_wrong_settings_are_refused(data: ImageData) -> None:
     for settings, message in (
         ({"batch_size": 24}, "--batch_size 23 or less"),
-        ({"batch_size": 6, "world_size": 4}, "does not divide over 4 processes: choose --batch_size 4"),
+        ({"batch_size": 6, "ranks": Alone(0, 4)}, "does not divide over 4 processes: choose --batch_size 4"),
         ({"batch_size": 4, "augment": "mix"}, "none or crop"),
         ({"batch_size": 4, "cache": "disk"}, "auto, memory or none"),
         ({"batch_size": 4, "crop_scale": (0.5, 0.2)}, "crop_scale"),
@@ -383,7 +401,7 @@ def _share(rank: int, folder: Path, bad: int | None, times: int) -> None:
     data = Counted(11)
     data.broken = bad
     joined = JoinedImages([data] * times)
-    options = dict(rank=rank, world_size=2, cache="memory", num_workers=0, ranks=Ranks(rank, 2))
+    options = dict(cache="memory", num_workers=0, ranks=Ranks(rank, 2))
     try:
         stream = TrainStream(joined, Preprocess(size=4, resize=4), 4, **options)
         batches = torch.stack([stream.batch(step) for step in range(4)])
