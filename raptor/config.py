@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
 from raptor.checks import Bounds, Exists, check, expand_home, in_type, takes_none
@@ -111,6 +112,14 @@ class Opening(WeightFile):
     """image size."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves."""
+
+    def weights_name(self) -> str:
+        """What tells this model from the published one of its name, for the default folder of its results."""
+        if self.weights is not None:
+            return Path(self.weights).stem
+        if not getattr(self, "pretrained", True):
+            return "untrained"
+        return ""
 
     def opening(self) -> dict[str, Any]:
         """The arguments of `open_vit`."""
@@ -488,7 +497,7 @@ class StudyConfig(OpeningModel, OnData, Running):
     """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose surrogate is then studied beside its
     teacher."""
     split: str | None = None  # type: ignore[assignment]
-    """which images, as in `raptor phases`; dynamics measures held-out images, because it may fit a head."""
+    """which images, as in `raptor phases` and `raptor dynamics`."""
     full: bool = False
     """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
     out: str | None = None
@@ -685,6 +694,9 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
     """phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own."""
     phases: list[int] | None = None
     """phase lengths instead, e.g. 7 3 2."""
+    split: str | None = None  # type: ignore[assignment]
+    """which images: val (held out), train, all, or one of the data's own parts. By default all of a plain folder, the
+    validation part of data that has one, and the held-out images of a run or where a head is fitted."""
     interventions: bool = True
     """also swap layers, run phases longer and shorter, and run a surrogate past its last layer."""
     tangents: bool = False

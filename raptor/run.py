@@ -345,16 +345,19 @@ def unfinished(folder: Path) -> str:
     return f"{folder} is not finished ({where}): the same command that began it goes on"
 
 
-def result_folder(out: str | Path | None, source: Any, command: str) -> Path:
-    """Where the results about `source` go: `out`, else the run folder that it is, else `runs/COMMAND-NAME`.
+def result_folder(out: str | Path | None, source: Any, command: str, weights: str = "") -> Path:
+    """Where the results about `source` go: `out`, else the run folder that it is, else `runs/COMMAND-NAME-WEIGHTS`.
 
     source: a name, a folder, or a model that is already open.
+    weights: what tells it from the published model of its name, as `Opening.weights_name` gives it.
     """
     if not isinstance(source, str | Path):
         name = str(getattr(source, "name", type(source).__name__))
         return check_folder(out or f"runs/{command}-{slug(name)}")
-    own = source if Path(source).is_dir() else f"runs/{command}-{slug(str(source))}"
-    return check_folder(out or own, of=source)
+    if out is None and Path(source).is_dir():
+        return check_folder(source, of=source)
+    name = f"{source}-{weights}" if weights else str(source)
+    return check_folder(out or f"runs/{command}-{slug(name)}", of=source)
 
 
 def check_shared(folder: str | Path, ranks: Ranks) -> None:
@@ -489,11 +492,18 @@ def _check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
         )
     if not differing:
         return
-    changed = [
-        "the weights of the teacher differ" if name == "fingerprint" else f"{name}: {old.get(name)} -> {new.get(name)}"
-        for name in differing[:3]
-    ]
-    more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+    # Other images follow from another --data, which is what somebody typed.
+    differing = [name for name in differing if not name.startswith("images.")]
+    changed = []
+    for name in differing[:3]:
+        if name == "fingerprint":
+            changed.append("the weights of the teacher differ")
+        else:
+            option = name.removeprefix("recipe.")
+            changed.append(f"--{option}: {old.get(name)} -> {new.get(name)}")
+    more = ""
+    if len(differing) > 3:
+        more = f" and {len(differing) - 3} more"
     raise RunError(
         f"{folder} holds a run with another config ({'; '.join(changed)}{more}): choose another --out, "
         "or remove the folder to start over"

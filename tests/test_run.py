@@ -100,7 +100,7 @@ def test_the_config_is_written_and_compared(tmp_path):
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["recipe"] == {"lr": 1e-3, "crop_scale": [0.35, 1.0]}
     Run(tmp_path, CONFIG).close()
     changed = {**CONFIG, "recipe": {**CONFIG["recipe"], "lr": 2e-3}, "seed": 1}  # type: ignore[dict-item]
-    with pytest.raises(RunError, match=r"another config \(recipe\.lr: 0\.001 -> 0\.002; seed: 0 -> 1\)") as error:
+    with pytest.raises(RunError, match=r"another config \(--lr: 0\.001 -> 0\.002; --seed: 0 -> 1\)") as error:
         Run(tmp_path, changed)
     assert "\n" not in str(error.value)
     Run(tmp_path, CONFIG).close()  # the refusal let go of the lock

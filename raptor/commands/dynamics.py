@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 
 from raptor.certificate.heads import Head, given_head, head_batches, resolve_head
 from raptor.config import DynamicsConfig
-from raptor.data import ChosenData, ImageData, ImageStream, iterate
+from raptor.data import ChosenData, ImageData, ImageStream, iterate, open_data
+from raptor.data.split import own_validation
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
@@ -105,7 +106,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         surrogate, main = open_pair(model, device=ranks.device, **opening)
     if config.stability or config.tangents:
         check_perturbable(main)
-    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics"))
+    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics", config.weights_name()))
     check_folder_of(folder, folder_of(model), surrogate, main)
     if config.phases is not None:
         check_phases(main, config.phases)
@@ -114,7 +115,12 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     if config.head_file is not None:
         given_head(config.head_file, main)
     data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
+    if config.split is None and surrogate is None and not _fits_a_head(main, data, config):
+        data = replace(data, split="own")
     images = data.judged(config.num_images, main.preprocess.size)
+    read_split = data.split
+    if read_split == "own":
+        read_split = "all" if own_validation(images.parts) is None else "val"
     subject = ranks.first(lambda: Subject.of(main, images, surrogate))
     ranks.first(lambda: check_place(folder, subject, DynamicsFile.FILE, InterventionsFile.FILE))
     batches = iterate(
@@ -153,7 +159,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         sides[side] = found
     facts: dict[str, Any] = dict(
         data=data.name,
-        split=data.split,
+        split=read_split,
         image_size=main.preprocess.size,
         phases=list(cut.lengths),
         class_names=_class_names(images, chosen),
@@ -220,6 +226,13 @@ def _write_rest(
         if file is not None:
             file.write(folder)
     return save_figures(measured, changed, folder / "figures", tangents)
+
+
+def _fits_a_head(vit: ViT, data: ChosenData, config: DynamicsConfig) -> bool:
+    """Whether a ridge head is fitted on training images, which then must not be among those that are measured."""
+    if not config.interventions or vit.num_classes or config.head_file is not None:
+        return False
+    return open_data(data.judged_spec, "all", size=vit.preprocess.size).labels is not None
 
 
 def _find_head(

@@ -42,7 +42,10 @@ def phases(config: PhasesConfig) -> SavedPhases:
     for _, vit in views:
         check_cuts(vit, config.k, config.method, config.score, config.min_length, config.tokens)
     about = folder_of(models[0]) if len(models) == 1 else views[0][1]
-    folder = ranks.first(lambda: check_folder(config.out) if config.out else result_folder(None, about, "phases"))
+    # A comparison of several models is named by the first, and goes into no folder of theirs.
+    folder = ranks.first(
+        lambda: check_folder(config.out) if config.out else result_folder(None, about, "phases", config.weights_name())
+    )
     if len(models) == 1:
         check_folder_of(folder, folder_of(models[0]), surrogate, model)
     # Nothing is fitted, so that images need not be held out: only a run has images that its surrogate was trained on.

@@ -113,7 +113,7 @@ def probe(config: ProbeConfig) -> Probed:
         ranks=ranks,
     )
     sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
-    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "probe"))
+    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "probe", config.weights_name()))
     check_folder_of(folder, folder_of(model), surrogate, of_teacher)
     subject = ranks.first(lambda: Subject.of(of_teacher, val_data, surrogate))
     ranks.first(lambda: check_place(folder, subject, f"probe-{task}.json"))

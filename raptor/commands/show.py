@@ -76,7 +76,7 @@ def show(config: ShowConfig) -> Shown:
         what.remove("lens")
         note = f"no logit lens: {vit.name} has no classifier"
     found = look_inside(vit, image, what, config.layers)
-    folder = result_folder(config.out, model, "show")
+    folder = result_folder(config.out, model, "show", config.weights_name())
     stem = Path(config.image).stem
     files = {}
     for name in what:

@@ -120,7 +120,7 @@ def states(config: StatesConfig) -> States:
         vit = open_studied(config.model, device=ranks.device, **config.of_teacher(), **config.opening())
     model = folder_of(config.model)
     features = _choose_features(vit, config)
-    folder = ranks.first(lambda: result_folder(config.out, model, "states"))
+    folder = ranks.first(lambda: result_folder(config.out, model, "states", config.weights_name()))
     chosen, images = _choose_images(vit, model, config)
     subject = ranks.first(lambda: Subject.of(vit, images))
     ranks.first(lambda: check_place(folder, subject, StatesFile.FILE))

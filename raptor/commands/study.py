@@ -57,7 +57,7 @@ class Study(Result):
 @command(StudyConfig)
 def study(config: StudyConfig) -> Study:
     """Phases and dynamics of one model on one's own images, and the page of both."""
-    folder = result_folder(config.out, config.model, "study")
+    folder = result_folder(config.out, config.model, "study", config.weights_name())
     opening = config.opening()
     _, model = open_pair(config.model, device=pick_device(config.device), **opening)
     shared = {
@@ -73,7 +73,7 @@ def study(config: StudyConfig) -> Study:
     num_images = {} if config.full else {"num_images": QUICK_IMAGES}
     for_phases = PhasesConfig.of(models=[config.model], split=config.split, **num_images, **shared)
     quick = {} if config.full else QUICK_DYNAMICS
-    for_dynamics = DynamicsConfig.of(model=config.model, split=config.split or "val", **quick, **shared)
+    for_dynamics = DynamicsConfig.of(model=config.model, split=config.split, **quick, **shared)
     if not config.full and config.data is not None:
         _tell_time(model, config, for_dynamics)
     findings: list[str] = []

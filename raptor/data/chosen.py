@@ -14,6 +14,7 @@ from raptor.data.apart import check_apart
 from raptor.data.archives import list_files
 from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
+from raptor.data.folder import tell_once
 from raptor.data.images import ImageData
 from raptor.data.split import is_train, own_validation
 from raptor.files import RunError
@@ -245,6 +246,9 @@ class ChosenData:
         self.check_same(self.judged_spec, self.split)
         split = self.judged_split
         found = open_data(self.judged_spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
+        if found.num_there is not None and len(found) < found.num_there:
+            counts = f"{len(found):,} of the {found.num_there:,} images of {found.name}"
+            tell_once(f"{counts} are measured, {_why(len(found), split, limit)}")
         if split not in ("train", "all"):
             fitted = [data for data in (like, also) if data is not None]
             compared: set[str] = set()
@@ -274,6 +278,13 @@ class ChosenData:
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
+
+
+def _why(num_images: int, split: str, limit: int | None) -> str:
+    """Why not all images are measured."""
+    if num_images == limit:
+        return "--num_images gives more"
+    return f"the part `{split}`"
 
 
 def labelled_like(judged: ImageData, train: ImageData) -> ImageData:

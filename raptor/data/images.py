@@ -198,6 +198,7 @@ class ImageData(Items):
         bad: names of unreadable images met with `skip_bad`.
         specs: the names that open it again, one for each set that was joined.
         left_out: how many files of each kind the reader found and does not read.
+        num_there: how many images the named data has, of which these are a part; None where it is drawn without end.
     """
 
     fill_size = 64
@@ -221,6 +222,7 @@ class ImageData(Items):
         self.skip_bad = False
         self.bad: list[str] = []
         self.left_out: dict[str, int] = {}
+        self.num_there: int | None = None
 
     def __getitem__(self, index: int) -> Image.Image:
         return self.load(index)

@@ -73,6 +73,8 @@ class JoinedImages(ImageData):
             super().__init__(name, names, keys=keys)
         self.specs = specs
         self.left_out = dict(left_out)
+        if all(data.num_there is not None for data in sets):
+            self.num_there = sum(data.num_there or 0 for data in sets)
         self.sets = list(sets)
         self.ends = list(accumulate(map(len, sets)))
 

@@ -150,7 +150,9 @@ def _run_folder(job: Job, suffix: str) -> Path:
     """The run folder: `--out`, or one named by the model."""
     if job.config.out is not None:
         return Path(job.config.out)
-    return Path(f"runs/{slug(_model_name(job))}-{suffix}")
+    weights = job.config.weights_name()
+    name = slug(f"{_model_name(job)}-{weights}" if weights else _model_name(job))
+    return Path(f"runs/{name}-{suffix}")
 
 
 def _model_name(job: Job) -> str:

@@ -264,6 +264,7 @@ def test_images_of_a_run_that_changed_on_purpose(two_places: Path, capsys: pytes
     chosen = ChosenData("photos")
     run = _run(two_places / "run", chosen.training(), chosen.judged())
     other = ChosenData("scenes")
+    capsys.readouterr()
     assert other.trained_on(run) is not None and not capsys.readouterr().err
     write_hashed(two_places / "here/photos", [f"a/new{i}.png" for i in range(9)])
     with pytest.raises(RunError, match="photos holds other images than those"):
@@ -274,6 +275,7 @@ def test_images_of_a_run_that_changed_on_purpose(two_places: Path, capsys: pytes
     given = ChosenData.of(run, {"data": "photos"})
     assert len(given.training()) + len(given.judged()) == 69
     said = f"what {run} was trained on is not compared with: photos"
+    capsys.readouterr()
     assert other.trained_on(run) is None
     assert capsys.readouterr().err == f"{said} holds other images than those {run} was made with\n"
     (two_places / "here/photos").rename(two_places / "moved")
@@ -299,3 +301,13 @@ def test_opened_images_are_matched_by_the_names_of_their_classes(
     matched = labelled_like(val, train)
     assert matched.labels == [1, 1, 2, 2] and matched.classes == ["a", "b", "c"]
     assert labelled_like(other, train).labels is None and "are not used" in capsys.readouterr().err
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = str(write_hashed(tmp_path / "photos", [f"{i}.png" for i in range(40)]))
+    assert len(ChosenData(photos, split="own").judged()) == 40 and capsys.readouterr().err == ""
+    ChosenData(photos, split="own").judged(30)
+    assert "30 of the 40 images of " in capsys.readouterr().err
+    held_out = len(ChosenData(photos).judged())
+    said = capsys.readouterr().err
+    assert f"{held_out} of the 40 images of {photos} are measured, the part `val`" in said

@@ -189,7 +189,7 @@ def surrogate_bytes_of(folder: Path) -> bytes:
 def test_a_changed_config_is_refused_naming_the_change(tmp_path):
     tiny_run(tmp_path / "run")
     before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(RunError, match=r"another config \(recipe\.lr: 0\.001 -> 0\.5\): choose another --out") as error:
+    with pytest.raises(RunError, match=r"another config \(--lr: 0\.001 -> 0\.5\): choose another --out") as error:
         tiny_run(tmp_path / "run", lr=0.5)
     assert "\n" not in str(error.value)
     with pytest.raises(RunError, match=r"seed: 0 -> 1"):

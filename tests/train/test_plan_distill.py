@@ -56,9 +56,9 @@ def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
     assert "finished: the command gives it back" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
     (tmp_path / "run" / "summary.json").unlink()
     assert "goes on from its last checkpoint" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
-    with pytest.raises(RunError, match=r"another config \(recipe\.lr"):
+    with pytest.raises(RunError, match=r"another config \(--lr"):
         tiny_run(tmp_path / "run", budget="2steps", lr=0.5, dry_run=True)
-    with pytest.raises(RunError, match=r"another config \(phases"):
+    with pytest.raises(RunError, match=r"another config \(--phases"):
         tiny_run(tmp_path / "run", budget="2steps", phases=[1, 3], dry_run=True)
     spoiled = tiny_teacher()
     next(spoiled.model.parameters()).data.fill_(float("nan"))

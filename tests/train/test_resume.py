@@ -157,10 +157,10 @@ def test_a_finished_run_is_not_given_back_for_another_head(tmp_path):
     done = run(head_file=files[0])
     assert run(head_file=files[0]).summary.validation == done.summary.validation
     for other in (files[1], None):
-        with pytest.raises(RunError, match=r"holds a run with another config \(head_file: "):
+        with pytest.raises(RunError, match=r"holds a run with another config \(--head_file: "):
             run(head_file=other)
     tiny_run(tmp_path / "plain", budget="2steps")
-    with pytest.raises(RunError, match=r"holds a run with another config \(head_file: None -> "):
+    with pytest.raises(RunError, match=r"holds a run with another config \(--head_file: None -> "):
         tiny_run(tmp_path / "plain", budget="2steps", head_file=files[0])
 
 
