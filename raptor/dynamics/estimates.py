@@ -127,12 +127,13 @@ def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
         found["gamma.patches_minus_cls"] = arrival["patches"] - arrival["cls"]
     if "registers" in arrival:
         others = [g for g in ("patches", "cls") if g in arrival]
-        earliest = np.max([arrival[g] for g in others], axis=0)
-        slowest = np.min([mean_speed[g] for g in others], axis=0)
-        least = np.min([late_variance[g] for g in others], axis=0)
-        found["gamma.registers_minus_earliest_other"] = arrival["registers"] - earliest
-        found["speed.registers_minus_slowest_other"] = mean_speed["registers"] - slowest
-        found["speed_variance.registers_minus_least_other"] = late_variance["registers"] - least
+        # The claim is that registers are first and slowest: the nearest other group decides it.
+        for name, values, extreme in (
+            ("gamma.registers_minus_earliest_other", arrival, np.max),
+            ("speed.registers_minus_slowest_other", mean_speed, np.min),
+            ("speed_variance.registers_minus_least_other", late_variance, np.min),
+        ):
+            found[name] = values["registers"] - extreme([values[g] for g in others], axis=0)
     if phases is not None and 1 < len(phases) < phases.num_layers:
         speed = resampled.means[:, 2, list(direction.norm).index("all"), 1:]
         share = between_share(speed, phases.lengths)
@@ -266,10 +267,20 @@ def _modes(modes: ModesResult) -> Estimates:
     groups = list(named)
     parts = list(named.values())
     found: Estimates = {}
-    ratios = [part.ratio for part in parts if part.ratio is not None]
-    per_image = [ratio.values for ratio in ratios if ratio.values is not None]
-    folds = [ratio.folds for ratio in ratios if ratio.folds is not None]
-    fits = [part.fits for part in parts if part.fits is not None]
+    ratios = []
+    per_image = []
+    folds = []
+    fits = []
+    # Values of single images are not saved: a result that was read from its file has none of them.
+    for part in parts:
+        if part.ratio is not None:
+            ratios.append(part.ratio)
+            if part.ratio.values is not None:
+                per_image.append(part.ratio.values)
+            if part.ratio.folds is not None:
+                folds.append(part.ratio.folds)
+        if part.fits is not None:
+            fits.append(part.fits)
     if len(per_image) == len(parts):
         resampled = _Resampled(np.stack(per_image, 1))
         found |= _compared("dmd.ratio", groups, resampled.means, resampled.estimate)

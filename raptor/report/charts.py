@@ -98,13 +98,6 @@ class Series:
         """What a chart of this kind draws."""
         return self.z if kind == "heatmap" else self.y
 
-    def is_shown(self, chosen: Mapping[str, Sequence[str]]) -> bool:
-        """Whether the series is on view with the `chosen` values of the controls."""
-        for name, values in chosen.items():
-            if name in self.when and not set(self.when[name]) & set(values):
-                return False
-        return True
-
 
 @dataclass
 class Control:
@@ -157,12 +150,11 @@ class Chart:
 
     def only(self, **chosen: str | Sequence[str]) -> Chart:
         """The chart with the series that are on view with these values of the controls."""
-        values: dict[str, Sequence[str]] = {}
+        kept = self.series
         for name, value in chosen.items():
-            values[name] = value
-            if isinstance(value, str):
-                values[name] = [value]
-        kept = [series for series in self.series if series.is_shown(values)]
+            values = {value} if isinstance(value, str) else set(value)
+            # A series that does not know a control is shown with every value of it.
+            kept = [series for series in kept if name not in series.when or values & set(series.when[name])]
         return replace(self, series=kept)
 
     def check(self) -> None:

@@ -26,9 +26,20 @@ _EXAMPLE = (
 
 def overview(results: Results) -> Section:
     section = Section("glance", "Glance", "At a glance")
-    if _is_built_in(results):
-        section.body.append(paragraph(_EXAMPLE, "example"))
-    section.body.append(_headline(results))
+    if results.subject is not None:
+        _, about = results.subject
+        if (about.teacher or about.model) == _BUILT_IN and about.data in (None, _BUILT_IN):
+            section.body.append(paragraph(_EXAMPLE, "example"))
+    if results.verdict is None:
+        section.body.append(paragraph(_verdict(results), "verdict"))
+    else:
+        definition = None
+        if results.certificate is not None:
+            definition = results.certificate.definition
+        # The fault or the praise comes first and in its colour: the numbers alone read as a success.
+        tone, words = judgement(results.verdict, definition)
+        text = f"<strong>{escape(words)}</strong> {escape(_surrogate_verdict(results))}"
+        section.body.append(f'<p class="verdict {tone}">{text}</p>')
     num_layers = sum(results.phase_lengths or [])
     if results.facts:
         num_layers = results.facts.num_layers
@@ -47,26 +58,7 @@ def overview(results: Results) -> Section:
     return section
 
 
-def _is_built_in(results: Results) -> bool:
-    if results.subject is None:
-        return False
-    _, about = results.subject
-    return (about.teacher or about.model) == _BUILT_IN and about.data in (None, _BUILT_IN)
-
-
 # The verdict ----------------------------------------------------------------------------------------------------------
-
-
-def _headline(results: Results) -> str:
-    """The judgement in a few words, in its colour, then one sentence with the numbers."""
-    if results.verdict is not None:
-        definition = None
-        if results.certificate is not None:
-            definition = results.certificate.definition
-        # The fault or the praise comes first and in its colour: the numbers alone read as a success.
-        tone, words = judgement(results.verdict, definition)
-        return f'<p class="verdict {tone}"><strong>{escape(words)}</strong> {escape(_surrogate_verdict(results))}</p>'
-    return paragraph(_verdict(results), "verdict")
 
 
 def judgement(judged: Verdict, definition: Definition | None) -> tuple[str, str]:
@@ -163,6 +155,8 @@ def _curve_words(results: Results) -> list[str]:
     relative = finite_values(results.curves.relative["all"])
     if r2 and min(r2) == r2[-1]:
         parts.append(f"R² {r2[-1]:z.2f} at the last layer, its lowest")
+    elif r2 and f"{min(r2):z.2f}" == f"{r2[-1]:z.2f}":  # the same number twice would read as a mistake
+        parts.append(f"R² at least {min(r2):z.2f} at every layer")
     elif r2:
         parts.append(f"R² {r2[-1]:z.2f} at the last layer and at least {min(r2):z.2f} at every other")
     if relative:

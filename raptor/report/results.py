@@ -187,7 +187,12 @@ def read_results(folder: Path) -> Results:
     """
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder: give the run folder that a command wrote with --out")
-    results = Results(folder, summary=_read_summary(folder))
+    results = Results(folder)
+    saved = read_summary(folder)
+    if isinstance(saved, dict) and "validation" in saved:
+        results.summary = DistillSummary.read(folder)
+    elif saved is not None:
+        results.summary = TeacherSummary.read(folder)
     for name, kind in _KINDS.items():
         if (folder / kind.FILE).exists():
             setattr(results, name, kind.read(folder))
@@ -202,24 +207,10 @@ def read_results(folder: Path) -> Results:
     for row in read_metrics(folder):
         if {"stage", "step"} <= row.keys() and row.get("loss") is not None:
             results.losses.setdefault(row["stage"], []).append((row["step"], row["loss"]))
-    _forget_old_images(results)
+    if results.subject is not None and results.images is not None and results.images.subject is not None:
+        _, own = results.subject
+        # images.json of another model is no fault of the user: `raptor report` wrote it, and measures it again.
+        if other_models(own, results.images.subject):
+            results.images = None
     results.check_models()
     return results
-
-
-def _forget_old_images(results: Results) -> None:
-    """Leave out images.json of another model: `raptor report` measures it again."""
-    if results.images is None or results.images.subject is None or results.subject is None:
-        return
-    _, own = results.subject
-    if other_models(own, results.images.subject):
-        results.images = None
-
-
-def _read_summary(folder: Path) -> DistillSummary | TeacherSummary | None:
-    saved = read_summary(folder)
-    if saved is None:
-        return None
-    if isinstance(saved, dict) and "validation" in saved:
-        return DistillSummary.read(folder)
-    return TeacherSummary.read(folder)

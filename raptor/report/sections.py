@@ -17,7 +17,6 @@ from raptor.report.overview import overview
 from raptor.report.phases import phases
 from raptor.report.probes import probes
 from raptor.report.results import Results
-from raptor.report.strips import ImagesFile
 from raptor.report.tool import tool
 
 _MAX_STEPS = 400  # of a training curve; more could not be told apart
@@ -35,17 +34,13 @@ def images(results: Results) -> Section:
         section.hint = "raptor report --num_images 4"
         section.hint_reason = results.notes.get("images", "")
         return section
-    section.body = ['<div id="strip" class="strip"></div>', paragraph(_caption(found), "caption")]
-    return section
-
-
-def _caption(found: ImagesFile) -> str:
-    text = f"Images of {found.data}. Look for objects that appear out of the ground."
+    caption = f"Images of {found.data}. Look for objects that appear out of the ground."
     ends = [finite_values(row.cosine)[-1] for row in found.images if row.cosine]
     if ends:
         mean = number(sum(ends) / len(ends))
-        text += f" At the last layer the mean cosine between teacher and surrogate patches is {mean}."
-    return text
+        caption += f" At the last layer the mean cosine between teacher and surrogate patches is {mean}."
+    section.body = ['<div id="strip" class="strip"></div>', paragraph(caption, "caption")]
+    return section
 
 
 def provenance(results: Results) -> Section:

@@ -88,6 +88,15 @@ def test_rank_deficient_trajectory_truncates_with_a_note(dtype: torch.dtype) -> 
     assert np.isfinite(fit.spectral_radius).all()
 
 
+def test_the_gap_is_between_the_last_kept_singular_value_and_the_next(states: list[torch.Tensor]) -> None:
+    x_nld = trajectories(states, "cls")
+    for rank in (3, 10):
+        singular = np.linalg.svd(x_nld[:, :-1].numpy(), compute_uv=False)
+        np.testing.assert_allclose(fit_dmd(x_nld, rank).gap, singular[:, rank - 1] / singular[:, rank], rtol=1e-6)
+    whole = fit_dmd(x_nld, x_nld.shape[1] - 1)
+    assert np.isinf(whole.gap).all()  # nothing is left out
+
+
 def test_ill_conditioned_trajectory_goes_through_qr() -> None:
     """Singular values down to 1e-5: the squared form by itself would lose the eigenvalues."""
     rng = np.random.default_rng(1)

@@ -33,6 +33,22 @@ def test_known_rank(shape: tuple[int, int]) -> None:
         torch.testing.assert_close(effective, torch.full((2,), float(r), dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+def test_ranks_do_not_depend_on_the_scale() -> None:
+    """A square that is only rounding, 1e-16 of the largest one, is no direction at any scale."""
+    for scale in (1e-6, 1.0, 1e6):
+        stable, effective = ranks_from_squares(scale * torch.tensor([1.0, 1e-16], dtype=torch.float64))
+        assert float(stable) == pytest.approx(1, abs=1e-12) and float(effective) == 1
+
+
+def test_the_gram_matrix_is_the_smaller_one() -> None:
+    for shape in ((2, 20, 64), (2, 64, 20)):
+        updates = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        gram = small_gram(updates)
+        assert gram.shape == (2, 20, 20)
+        squares = torch.linalg.svdvals(updates).square().flip(-1)
+        torch.testing.assert_close(torch.linalg.eigvalsh(gram), squares)
+
+
 def test_zero_updates_have_rank_zero() -> None:
     stable, effective = ranks_from_squares(torch.linalg.eigvalsh(small_gram(torch.zeros(2, 4, 8))))
     assert stable.tolist() == [0, 0] and effective.tolist() == [0, 0]

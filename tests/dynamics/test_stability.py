@@ -82,6 +82,20 @@ def test_d_of_one_path_in_closed_form() -> None:
     assert result.d_per_eps.mean[0, 0, 0, 0] == pytest.approx((1 - expected.cos()).mean().item() / 0.1, rel=1e-9)
 
 
+def test_the_noise_floor_is_the_turn_of_the_last_state() -> None:
+    """One unit of rounding p at the first axis e: the angle at the end is about rate^n |p_perp|."""
+    rate = 0.5
+    system = Contraction(rate)
+    measure = Stability(GROUPS, eps=(0.1,), layers=(2,), seed=5)
+    measure.update(system.states, system.run_from)
+    generator = seeded_generator(torch.device("cpu"), 5)
+    clean = system.states[0]
+    moved = clean + perturbation(clean, torch.finfo(torch.float32).eps, slice(None), generator)
+    angle_bt = rate**NUM_BLOCKS * moved[..., 1:].norm(dim=-1) / clean[..., 0]
+    expected = [float(angle_bt[:, span].mean()) for span in (slice(None), slice(0, 1), slice(1, 2), slice(2, 6))]
+    np.testing.assert_allclose(measure.result().noise_floor, expected, rtol=1e-3)
+
+
 def test_tokens_without_coupling_answer_only_their_own_group() -> None:
     system = Contraction(0.8)
     measure = Stability(GROUPS, eps=(1e-2,))

@@ -75,7 +75,7 @@ def test_a_parallel_map_keeps_the_order_and_passes_errors_on() -> None:
 
 
 def test_small_matrices_go_to_the_host() -> None:
-    small, large = (torch.empty(n, n, device="meta") for n in (1, 1025))
+    small, large = (torch.empty(n, n, device="meta") for n in (1024, 1025))
     assert on_host_if_small(large).device.type == "meta"
     with pytest.raises(NotImplementedError):  # a meta tensor has no data to copy: the copy was tried
         on_host_if_small(small)

@@ -23,7 +23,18 @@ from raptor.report.page import build_page
 from raptor.report.results import Results
 
 RunOf = Callable[..., Path]
-SECTIONS = ("glance", "similarity", "fidelity", "probes", "dynamics", "basins", "interventions", "seen", "made")
+SECTIONS = (
+    "glance",
+    "similarity",
+    "fidelity",
+    "probes",
+    "dynamics",
+    "basins",
+    "interventions",
+    "tool",
+    "seen",
+    "made",
+)
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EVIL = '<script>alert("x")</script>'
 
