@@ -37,6 +37,27 @@ def test_an_interval_holds_the_middle_95_per_cent() -> None:
     np.testing.assert_allclose(interval(np.arange(1001.0)), [25, 975])
 
 
+def test_without_resamples_an_interval_is_undefined() -> None:
+    assert np.isnan(interval(np.empty((0, 3)))).all() and interval(np.empty((0, 3))).shape == (2, 3)
+    # One resample is its own interval.
+    np.testing.assert_array_equal(interval(np.array([[2.0]])), [[2.0], [2.0]])
+
+
+def test_resamples_are_drawn_in_chunks_of_one_stream() -> None:
+    """250 resamples are two chunks of 100 and one of 50, and each row is the mean of the images drawn for it."""
+    values = np.random.default_rng(3).normal(size=(7, 2))
+    rng = np.random.default_rng(5)
+    drawn = np.concatenate([rng.integers(7, size=(num, 7)) for num in (100, 100, 50)])
+    np.testing.assert_allclose(resampled_means(values, 250, seed=5), values[drawn].mean(1), rtol=1e-12)
+    # Of 7 images the median is the 4th: its rank is resampled, and read off the sorted values.
+    quantiles, ends = quantile_intervals(values, (0.5,), 250, seed=5)
+    ordered = np.sort(values, axis=0)
+    ranks = np.sort(drawn, axis=1)[:, 3]
+    places = np.quantile(ranks, (0.025, 0.975), method="nearest")
+    np.testing.assert_array_equal(quantiles[0], ordered[3])
+    np.testing.assert_array_equal(ends[0], ordered[places])
+
+
 def test_a_single_image_has_no_interval() -> None:
     """Its resamples are all the same: an interval of width 0 would say that other images are like it."""
     one = np.array([[3.0, 4.0]])
