@@ -69,6 +69,22 @@ def test_the_bernstein_bound_solves_its_inequality() -> None:
     assert bernstein_bound(error[:1], norm[:1]) == np.inf
 
 
+def test_the_bernstein_bound_of_two_images_in_closed_form() -> None:
+    """Equal errors of .3 and norms of 2 have no variance: only the range is left, 7 * 4 * log(2 / .025) / 3."""
+    bound = bernstein_bound(np.array([0.3, 0.3]), np.array([2.0, 2.0]))
+    assert bound == pytest.approx((0.3 + 7 * 4 * np.log(80) / 3) / 2)
+    # Norms of which one is nearly zero exclude no ratio.
+    assert bernstein_bound(np.array([0.3, 0.3]), np.array([1e-3, 2.0])) == np.inf
+
+
+def test_states_of_norm_zero_give_no_verdict(certificate: Certificate) -> None:
+    curves = certificate.curves
+    relative = {**curves.relative, "all": np.full(curves.num_layers, np.nan)}
+    ends = np.zeros((2, curves.num_layers, len(curves.groups)))
+    names = [f"image {i}" for i in range(certificate.num_images)]
+    assert judge_definition(replace(curves, relative=relative), ends, names) is None
+
+
 @pytest.mark.parametrize("num_images", [16, 96])
 def test_where_few_images_are_hard_only_the_bernstein_bound_covers(num_images: int) -> None:
     """A sample without a hard image, .97^N of all samples, puts every resampled mean at .05: the bootstrap misses."""
