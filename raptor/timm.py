@@ -7,7 +7,7 @@ become the tied ones of the file that is loaded: `raptor export RUN --to timm` w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -20,8 +20,9 @@ from raptor.certificate.rate import whole_numbers
 from raptor.export.weights import check_width, pack, rounded_layers, unpack
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.builders import TIMM_MODULES
+from raptor.vit.calls import reason_of
 from raptor.vit.open import open_vit
-from raptor.vit.origin import SurrogateSpec
+from raptor.vit.origin import Structure, SurrogateSpec
 from raptor.vit.view import ViT
 
 PREFIX = "raptor_"
@@ -110,22 +111,25 @@ def _become_surrogate(model: Any, state: dict[str, Tensor], prefix: str, *_rest:
     """Before weights are loaded: give the model the tied blocks that these are of, and widen rounded ones."""
     if prefix + _MADE_OF not in state:
         raise ValueError("these weights are of no surrogate for timm: write them with raptor export RUN --to timm")
-    made_of = json.loads(bytes(state.pop(prefix + _MADE_OF).tolist()))
+    told = state.pop(prefix + _MADE_OF)
+    try:
+        made_of = json.loads(bytes(told.tolist()))
+        structure = Structure(**made_of["structure"])
+        specs = [SurrogateSpec(**{**spec, "phases": tuple(spec["phases"])}) for spec in made_of["surrogates"]]
+        size = int(made_of["size"])
+    except (ValueError, TypeError, KeyError) as error:
+        reason = reason_of(error)[:80]
+        raise ValueError(f"{_MADE_OF} in these weights is damaged ({reason}): export them again") from None
     _widen(state)
     if hasattr(model, "shared_blocks"):  # it has become one before
         return
-    vit = open_vit(model, size=made_of["size"], **made_of["structure"])
+    vit = open_vit(model, size=size, **structure.given())
     blocks = vit.blocks
-    for spec in made_of["surrogates"]:
-        vit = make_surrogate(vit, **_checked(spec))
+    for spec in specs:
+        vit = make_surrogate(vit, **vars(spec))
     for n, step in enumerate(vit.blocks):
         blocks[n] = step
     model.shared_blocks = vit.model.shared_blocks
-
-
-def _checked(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a spec that a file gives; ValueError if one is wrong."""
-    return vars(SurrogateSpec(**{**spec, "phases": tuple(spec["phases"])}))
 
 
 def _widen(state: dict[str, Tensor]) -> None:

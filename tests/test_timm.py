@@ -64,6 +64,19 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
         timm.create_model(f"raptor_{name}", checkpoint_path=tmp_path / "plain.pth", **shape)
 
 
+def test_a_damaged_description_is_one_line() -> None:
+    name, shape = FAMILIES["siglip"]
+    surrogate = surrogate_of("siglip")
+    tensors = tensors_for_timm(surrogate, "fp32")
+    key = next(name for name, tensor in tensors.items() if tensor.dtype == torch.uint8)
+    text = bytes(tensors[key].tolist()).decode()
+    model = timm.create_model(f"raptor_{name}", **shape)
+    for wrong in (text[:20], "{}", text.replace('"structure": {', '"structure": {"weights": "FILE", ')):
+        tensors[key] = torch.tensor(list(wrong.encode()), dtype=torch.uint8)
+        with pytest.raises(ValueError, match=r"raptor_surrogate in these weights is damaged .*: export them again"):
+            model.load_state_dict(tensors)
+
+
 def test_a_surrogate_of_another_library_is_refused() -> None:
     vit = surrogate_of("siglip")
     vit.origin = type(vit.origin)(surrogates=vit.origin.surrogates)

@@ -78,7 +78,8 @@ def export(config: ExportConfig) -> Export:
     check_parity(written.row, _TOLERANCES[config.weights])
     time_runners(runners, teacher.preprocess.size, config.timed_calls)
 
-    write_text(folder / "README.md", model_card(surrogate, run, _use(config, surrogate, "")))
+    source = run if isinstance(run, str | Path) else None
+    write_text(folder / "README.md", model_card(surrogate, source, _use(config, surrogate, "")))
     found = Export(
         to=config.to,
         weights=config.weights,
@@ -109,8 +110,10 @@ def _choose_images(config: ExportConfig, surrogate: ViT) -> ChosenData | None:
     """The images to compare on; None for a folder that is not of a run, where nobody has said which."""
     run = folder_of(config.run)
     is_given = config.data is not None or config.val is not None
-    places = [Path(run), Path(run).parent] if isinstance(run, str | Path) else []
-    is_run = any((place / "config.yaml").is_file() for place in places)
+    is_run = False
+    if isinstance(run, str | Path):
+        # `run/surrogate` lies in its run.
+        is_run = (Path(run) / "config.yaml").is_file() or (Path(run).parent / "config.yaml").is_file()
     if is_given or is_run:
         return ChosenData.of(run, vars(config))
     # Who makes shared blocks whole may have no images yet.

@@ -101,3 +101,9 @@ def test_wrong_input_is_one_line(words: str, line: str, tmp_path, monkeypatch, c
     error = capsys.readouterr().err
     assert line in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_shared_blocks_of_a_dinov2_s_are_below_twelve_megabytes(tmp_path: Path) -> None:
+    teacher = open_vit("timm/vit_small_patch14_reg4_dinov2.lvd142m", pretrained=False)
+    folder = save_vit(make_surrogate(teacher, (7, 3, 2)), tmp_path / "shared", only_blocks=True, half=True)
+    assert 10.7e6 < (folder / "model.safetensors").stat().st_size < 10.9e6

@@ -88,6 +88,7 @@ NO_FILES = {
         "filter",
         "task",
     ),
+    "to",
     *("format", "closed_form", "perturbation", "method", "score", "cells", "teacher_budget", "raptor_budget", "page"),
 }
 """Options that are words, but name no file that is read."""

@@ -34,6 +34,7 @@ NO_JSON = {
     "models": "only prints",
     "show": "writes pictures",
     "explore": "serves a page",
+    "export": "its numbers are of the file that it writes",
 }
 TIME = re.compile(r"seconds|images_per_s|run_time")
 """Fields that tell the time."""
