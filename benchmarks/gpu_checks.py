@@ -40,8 +40,9 @@ from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train import distill, host, loop
 from raptor.train.frozen import half_copy
 from raptor.train.graphs import GraphedStep
+from raptor.train.losses import Parts
 from raptor.train.plan import Plan
-from raptor.train.step import DistillStep, Parts
+from raptor.train.step import DistillStep
 from raptor.train.validation import Validator
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT

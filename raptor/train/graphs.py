@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from raptor.train.step import DistillStep, Parts
+from raptor.train.losses import Parts
+from raptor.train.step import DistillStep
 
 _NUM_WARM = 3  # passes on a side stream before a capture, as torch asks for: kernels are chosen and compiled in them
 

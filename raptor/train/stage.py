@@ -12,9 +12,10 @@ from raptor.config import Recipe
 from raptor.data.stream import TrainStream, stable_seed
 from raptor.train.graphs import StepGraphs
 from raptor.train.job import Job
+from raptor.train.losses import Parts
 from raptor.train.optimizer import ParameterGroup, is_matrix
 from raptor.train.schedule import Budget, Rates, teacher_forcing
-from raptor.train.step import DistillStep, Parts
+from raptor.train.step import DistillStep
 from raptor.train.validation import Validator, shown_r2
 from raptor.vit.view import ViT
 

@@ -6,7 +6,7 @@ Nothing trainable is called outside this module, so a data-parallel wrapper sees
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,23 +21,11 @@ from raptor.surrogate.kernels.attention import choose_attention
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.surrogate.teacher_blocks import has_image_arguments
 from raptor.train.frozen import half_copy
-from raptor.train.losses import Target, at_groups, groups_at, targets_of
+from raptor.train.losses import Parts, Target, at_groups, groups_at, targets_of
 from raptor.vit.calls import first_tensor
 from raptor.vit.view import Context, ViT
 
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
-
-
-class Parts(NamedTuple):
-    """Which losses a step of stage 1 computes: on the block's own states, and from the teacher's."""
-
-    autoregressive: bool
-    forced: bool
-
-    @classmethod
-    def of(cls, lam: float) -> Parts:
-        """The losses whose weight is above zero when `lam` is the share of teacher forcing."""
-        return cls(lam < 1, lam > 0)
 
 
 class DistillStep(nn.Module):
@@ -296,14 +284,7 @@ class DistillStep(nn.Module):
         return zip(range(first, last + 1), layer_calls(self.shared_blocks[j], self._blocks[j], depth_n, self._fold))
 
     def _step(
-        self,
-        states: list[Tensor],
-        context: Context,
-        stage: str,
-        j: int,
-        layer: int,
-        call: LayerCall,
-        x_btd: Tensor,
+        self, states: list[Tensor], context: Context, stage: str, j: int, layer: int, call: LayerCall, x_btd: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The state after a layer from `x_btd`, the state before it; the start of the next block; and the loss."""
         args, kwargs = context.calls[layer - 1]

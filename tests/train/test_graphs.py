@@ -15,7 +15,8 @@ from torch import Tensor
 from raptor.train import graphs, loop
 from raptor.train.graphs import NotCapturable, StepGraphs
 from raptor.train.job import Job
-from raptor.train.step import DistillStep, Parts
+from raptor.train.losses import Parts
+from raptor.train.step import DistillStep
 
 LINE = "this model's step runs without a CUDA graph: called a synchronizing CUDA operation"
 
