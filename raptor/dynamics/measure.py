@@ -49,19 +49,12 @@ _COMPILE_IMAGES = 10_000
 
 
 @dataclass
-class Precision(Record):
-    """In which precision the states were measured, and in which the perturbed ones."""
-
-    states: str
-    stability: str = "fp32"
-
-
-@dataclass
 class DynamicsResult(Record):
     """Every measure of one model. basins and stability are None where they were not asked for or not possible.
 
     num_images: images in the one pass. num_stability_images: those that were perturbed.
     perturbation_passes: forward passes that each perturbed image took, blocks run over L.
+    precision: of the `states`, and of the perturbed ones (`stability`).
     notes: what was left out, and why. findings: what was found, in words.
     attraction: of each phase; empty where phases or perturbations were not given.
     estimates: the numbers behind the claims with their intervals over images; keys as in `estimates.py`.
@@ -76,7 +69,7 @@ class DynamicsResult(Record):
     stability: StabilityResult | None
     num_stability_images: int
     perturbation_passes: float
-    precision: Precision
+    precision: dict[str, str]
     notes: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     gathering: GatheringResult | None = None
@@ -259,7 +252,7 @@ def measure_dynamics(
             stability=stability_result,
             num_stability_images=len(to_perturb),
             perturbation_passes=perturbation_passes,
-            precision=Precision(precision),
+            precision={"states": precision, "stability": "fp32"},
             notes=notes,
             gathering=gathering_result,
             attraction=attraction,

@@ -108,6 +108,24 @@ def test_ill_conditioned_trajectory_goes_through_qr() -> None:
     np.testing.assert_allclose(fit.eigenvalues[0], rates, atol=1e-8)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_a_fit_does_not_depend_on_the_scale(states: list[torch.Tensor], scale: float) -> None:
+    """A linear map has the same eigenvalues in any unit: ranks, gaps and the choice of QR are relative."""
+    turning = scale * rotation([0.3, 0.9], dim=32, num_steps=12)
+    assert fit_one(turning, rank=10).ranks[0] == 4
+    rates = np.array([0.99, 0.9, 0.8, 0.6])
+    basis = np.linalg.qr(np.random.default_rng(1).normal(size=(64, 4)))[0] * np.array([1, 1e-1, 1e-3, 1e-4])
+    steep = torch.from_numpy(scale * (rates[None] ** np.arange(13)[:, None]) @ basis.T)
+    np.testing.assert_allclose(fit_dmd(steep[None], rank=4).eigenvalues[0], rates, atol=1e-8)
+    x_nld = trajectories(states, "patches")
+    gaps = []
+    for factor in (1.0, scale):
+        pooled = PooledDMD(rank=5)
+        pooled.update(factor * x_nld)
+        gaps.append(pooled.fit().gap)
+    assert gaps[1] == pytest.approx(gaps[0], rel=1e-6)
+
+
 def test_truncation_below_the_dimension() -> None:
     x_nld = torch.randn(3, 13, 4, dtype=torch.float64)
     fit = fit_dmd(x_nld, rank=10)
