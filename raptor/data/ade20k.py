@@ -50,6 +50,7 @@ class Ade20k(PairedFiles):
         mask = np.array(open_image(content))
         if mask.ndim != 2 or mask.max() > _NUM_CLASSES:
             raise ValueError(f"its mask is not an annotation of {_NUM_CLASSES} classes")
+        # The challenge counts classes from 1 and does not score 0.
         return mask.astype(np.uint8) - np.uint8(1)  # 0 wraps to 255, which is ignored
 
 

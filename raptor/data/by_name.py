@@ -39,6 +39,7 @@ def as_spec(given: Any) -> Any:
     images = given_images(given)
     if images is not None:
         return images
+    # A list of one is the name itself: results name the data by it.
     names = list(map(str, given))
     if not names:
         raise ValueError(f"no data is given: name {_ACCEPTED}")
@@ -91,7 +92,7 @@ def open_data(
     data = opened[names[0]]
     if len(names) > 1:
         data = JoinedImages(list(map(opened.__getitem__, names)))
-    if limit is not None:
+    if limit is not None:  # of all sets together, after they are joined
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
     return data
@@ -208,6 +209,7 @@ def _did_you_mean(spec: str, names: Sequence[str]) -> str:
         return f", write {spec}:PATH"
     if mark and tail and head.lower() in _PREFIXES:
         return f", did you mean {_PREFIXES[head.lower()]}/{tail}?"
+    # Hyphens are left out, as in `cifar-10`.
     near = difflib.get_close_matches(head.lower().replace("-", ""), names, 1, 0.7)
     folder = Path(spec).expanduser()
     if not near and folder.parent.is_dir() and not folder.exists():

@@ -85,10 +85,13 @@ class _RunImages:
         """Raise if the part of `spec` that is read is the run's and holds other images by now."""
         if spec not in (self.data, self.val):
             return
-        option = "--data" if spec == self.data else "--val"
-        if self.val is not None:
-            parts = ["train"] if spec == self.data else ["val"]
-        else:  # both parts are of one set
+        if spec == self.data:
+            option = "--data"
+            parts = ["train"]
+        else:
+            option = "--val"
+            parts = ["val"]
+        if self.val is None:  # both parts are of one set
             parts = {"train": ["train"], "all": ["train", "val"]}.get(split, ["val"])
         # Opened as the run opened them. Labels and the size of images do not matter.
         own = ChosenData(self.data, self.val, self.split)
@@ -175,7 +178,9 @@ class ChosenData:
     @property
     def judged_spec(self) -> Spec:
         """The data that is judged."""
-        return self.data if self.val is None else self.val
+        if self.val is None:
+            return self.data
+        return self.val
 
     @property
     def name(self) -> str:
@@ -185,7 +190,9 @@ class ChosenData:
     @property
     def head_classes(self) -> Sequence[str] | None:
         """The names of the head's classes, as far as they are known."""
-        return self.names if self.classes is None else self.classes
+        if self.classes is None:
+            return self.names
+        return self.classes
 
     @property
     def judged_split(self) -> str:

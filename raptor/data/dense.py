@@ -105,6 +105,7 @@ class DenseData(Items):
         ahead = self._ahead
         missing = [i for i in indices.tolist() if (i, size) not in ahead]
         self.prefetch(torch.tensor(missing), size)
+        # Those that were ordered before and those that were missing; what was ordered in vain is dropped.
         waiting = ahead | self._ahead
         self._ahead = {}
         images = []
@@ -185,6 +186,7 @@ class PairedFiles(DenseData):
     ) -> None:
         self.files = files
         self.pairs = pairs
+        # The size of a target is needed before the first batch, to reserve the memory of all.
         if frame is None:  # all targets are as large as the first one
             try:
                 width, height = open_image(files.file(pairs[0][1]).read()).size
@@ -226,6 +228,7 @@ class FrameStore:
         self.device = device
         self.images: Tensor | None = None
         self.targets: Tensor | None = None
+        # Targets stay at the size of the frames, where scores are taken.
         num_bytes = len(data) * (3 * size[0] * size[1] + data.dtype.itemsize * data.frame[0] * data.frame[1])
         # On the device if it fits there, else on the host, else decoded each time.
         for place in dict.fromkeys([device, torch.device("cpu")]):

@@ -82,6 +82,7 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
     A single folder around the split or class folders is looked through. A class may be called `train`: folders are
     splits only if all of them are, or if a training and a validation folder are both there (others are then left out).
     """
+    # Sorted by whole paths, so that a folder, its zip and its parts joined have one order.
     paths = sorted(paths)
     tails = [path.split("/") for path in paths]
     while _is_wrapped(tails):  # as archives of one folder have it
@@ -94,6 +95,7 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
         folders = tail[:-1]
         part = None
         if has_splits:
+            # Images beside the folders of splits: to train on them would be a guess.
             if not folders or not is_split_name(folders[0]):
                 others.append("/".join(folders[:1]) or "no folder")
                 continue
@@ -175,6 +177,7 @@ def _list_folder(root: Path) -> Listing:
     for prefix, files in walk_folders(root):
         folders.append(str(root / prefix))
         for name in files:
+            # Joined as text: a Path for each file would make the listing of a million slow.
             path = prefix + name
             if is_image_path(path):
                 paths.append(path)
@@ -218,7 +221,7 @@ def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:
         prefix, here, num_links = left.pop()
         try:
             with os.scandir(root / prefix) as scanned:
-                entries = list(scanned)
+                entries = list(scanned)  # with their kinds, so that nothing has to be asked of each file
         except OSError as error:
             folder = root / prefix
             raise ValueError(f"cannot list {folder} ({error.strerror}): give access to it, or move it away") from None

@@ -126,6 +126,7 @@ def _as_pixels(image: Tensor, number: int) -> Image.Image:
     if image.ndim != 3 or image.shape[0] not in (1, 3) or 0 in image.shape:
         raise ValueError(f"image {number} of the data has the shape {tuple(image.shape)}: give (3, H, W) or (H, W, 3)")
     if image.is_floating_point():
+        # Values outside 0..1 were normalised for some model, or are 0..255: a guess would be wrong for one of them.
         low = image.min().item()
         high = image.max().item()
         if not 0 <= low <= high <= 1:
@@ -141,7 +142,7 @@ def _as_pixels(image: Tensor, number: int) -> Image.Image:
 
 def _labels_of(given: Any) -> Labels:
     """Labels and class names, if the set keeps them apart from its images as torchvision's do."""
-    if isinstance(given, Subset):
+    if isinstance(given, Subset):  # as torch's random_split makes them
         labels, classes = _labels_of(given.dataset)
         if labels is not None:
             labels = [labels[i] for i in given.indices]

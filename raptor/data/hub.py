@@ -42,6 +42,7 @@ class TableImages(ImageData):
         parts = []
         for part, table in tables.items():
             self.tables.append(table.select_columns([self.image_column]).cast_column(self.image_column, stored))
+            # A part of any other name, such as `extra`, was asked for to train on.
             part_name = part.lower()
             if part_name not in VAL_NAMES:
                 part_name = "train"
@@ -89,7 +90,7 @@ def _load_parts(name: str, split: str) -> dict[str, Any]:
         if validation is None:
             raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
         return {part: table for part, table in tables.items() if part.lower() in VAL_NAMES}
-    if train.lower() in VAL_NAMES:
+    if train.lower() in VAL_NAMES:  # asked for by name: it is judged on by itself
         return {train: tables[train]}
     columns = set(tables[train].column_names)
     chosen = {}
@@ -107,6 +108,7 @@ def _find_columns(features: Any, name: str) -> tuple[str, str | None]:
     if "Image" not in kinds.values():
         raise ValueError(f"{name} has no image column; it has {', '.join(kinds)}")
     image = list(kinds)[list(kinds.values()).index("Image")]
+    # Declared classes first, then columns that are called as labels usually are.
     for column in (*_LABEL_COLUMNS, *kinds):
         if kinds.get(column) == "ClassLabel":
             return image, column

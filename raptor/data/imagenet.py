@@ -71,6 +71,7 @@ def _from_devkit(folder: Path) -> dict[str, str]:
     meta = folder / "meta.mat"
     if not meta.is_file():
         raise ValueError(f"no {meta}; the devkit's numbers need it to become classes")
+    # The file has 1,860 synsets, of which the first thousand are the classes of the challenge.
     synsets: Any = loadmat(meta, squeeze_me=True)["synsets"]
     wnid_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     numbers = (folder / _GROUND_TRUTH).read_text(encoding="utf-8").split()

@@ -72,6 +72,7 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
         return listing
     stamps = _stamps(listing.sources)
     newest_ns = max(stamps, key=itemgetter(1))[1]
+    # A file system's clock may tick in seconds: a later change within the same tick would go unnoticed.
     if newest_ns > time.time_ns() - _FRESH_S * 1e9:
         return listing
     try:
@@ -103,12 +104,15 @@ def _stamps(sources: Iterable[str]) -> list[list[int]]:
     found = []
     for source in sources:
         status = os.stat(source)
-        size = 0 if os.path.isdir(source) else status.st_size
+        size = status.st_size
+        if os.path.isdir(source):  # file systems count their own tables there
+            size = 0
         found.append([size, status.st_mtime_ns])
     return found
 
 
 def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
+    # Hashed now, so that no later process hashes a million keys to choose splits and samples.
     keep_shares(listing.keys)
     parts: list[str | None] = list(dict.fromkeys(listing.parts))
     code = dict(zip(parts, range(len(parts))))
@@ -126,6 +130,7 @@ def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
         "left_out": listing.left_out,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Two processes may write the same index at once: each its own file, and the later one stays.
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         save_file(arrays, unfinished, {"about": json.dumps(about)})
@@ -143,12 +148,14 @@ def _read(path: Path) -> Listing | None:
             return None
         # Through torch, which maps the file into memory; safetensors' own reader for NumPy copies it.
         arrays = {name: tensor.numpy() for name, tensor in load_file(path).items()}
-        labels = arrays.get("labels")
+        labels = None
+        if "labels" in arrays:
+            labels = arrays["labels"].tolist()
         parts = about["parts"]
         return Listing(
             PackedNames.from_arrays(arrays, "names"),
             PackedNames.from_arrays(arrays, "keys"),
-            None if labels is None else labels.tolist(),
+            labels,
             about["classes"],
             list(map(parts.__getitem__, arrays["parts"].tolist())),
             about["sources"],

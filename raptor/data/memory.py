@@ -83,6 +83,7 @@ class JoinedImages(ImageData):
         first_start: dict[int, int] = {}
         found = []
         for data, end in zip(self.sets, self.ends):
+            # By identity: two sets that were opened apart may hold other files by now.
             start = first_start.setdefault(id(data), end - len(data))
             rows, where = data.distinct()
             found.append(start + rows[where])

@@ -39,6 +39,7 @@ class PackedNames(Sequence[str]):
             return names
         # Names of files may be any bytes: those that are not UTF-8 pass through as surrogates.
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+        # Ends and not lengths, so that one name is found without adding up those before it.
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), np.cumsum(lengths, dtype=np.int64))
 

@@ -40,7 +40,10 @@ def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
     for name in files.paths:
         if PurePosixPath(name).name in ("nyu2_train.csv", "nyu2_test.csv"):
             tables.setdefault(PurePosixPath(name).stem.removeprefix("nyu2_"), name)
-    pairs, parts = _listed_pairs(files, tables, spec, task) if tables else _folder_pairs(files, spec, task)
+    if tables:
+        pairs, parts = _listed_pairs(files, tables, spec, task)
+    else:
+        pairs, parts = _folder_pairs(files, spec, task)
     return _NyuPictures(f"nyuv2:{spec}", task, files, pairs, parts, **_facts(task, _NUM_FOLDER_CLASSES))
 
 
@@ -61,7 +64,9 @@ class _NyuPictures(PairedFiles):
                 f"a depth picture is grey with 8 or 16 bits, this one is {image.mode}: save it as one of them"
             )
         values = np.array(image).astype(np.float32)
-        return values * np.float32(_MAX_DEPTH / 255) if image.mode == "L" else values / np.float32(1000)
+        if image.mode == "L":
+            return values * np.float32(_MAX_DEPTH / 255)
+        return values / np.float32(1000)
 
 
 def _folder_pairs(files: Files, spec: str, task: str) -> tuple[list[tuple[str, str]], list[str | None]]:

@@ -38,6 +38,7 @@ def is_split_name(word: str) -> bool:
 def split_word(path: str) -> str | None:
     """The split that a file name has as a word (`imagenet-val-0003.tar`), or that its folder is called, or None."""
     folder, _, name = path.rpartition("/")
+    # Digits separate words too: `val0003.tar` is a shard of `val`.
     words = [*re.split(r"[^A-Za-z]+", name), folder.rpartition("/")[2]]
     for word in words:
         if is_split_name(word):
@@ -142,6 +143,7 @@ def _rows_of(wanted: set[str | None] | set[str], parts: list[str | None]) -> lis
 
 def _hold_out(keys: Sequence[str], rows: list[int]) -> tuple[list[int], list[int]]:
     """`rows` without the 5 % that are held out, and those; of few images at least one is held out."""
+    # By the name and not by chance, so that a set that grows keeps its held-out images held out.
     candidates = np.array(rows, dtype=np.int64)
     shares = _name_shares(keys)[candidates]
     held_out = shares < _HELD_OUT_SHARE
@@ -156,6 +158,7 @@ def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
         raise ValueError(f"the number of images must be at least 1; got {limit}")
     if limit >= len(keys):
         return list(range(len(keys)))
+    # Stable: two images of one key, as of joined sets, keep their order.
     order = np.argsort(_name_shares(keys, _SAMPLE), kind="stable")
     return np.sort(order[:limit]).tolist()
 
@@ -168,6 +171,6 @@ def choice_split(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     held = shares < _CHOICE_SHARE
     if not held.any():
         held[shares.argmin()] = True
-    if held.all():
+    if held.all():  # of two images, one is fitted on
         held[1:] = False
     return np.flatnonzero(~held).tolist(), np.flatnonzero(held).tolist()

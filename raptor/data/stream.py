@@ -92,7 +92,7 @@ class ImageStream:
         if shuffle:
             # A generator of its own: the order must not depend on what was drawn before.
             order = torch.randperm(self.num_images, generator=torch.Generator().manual_seed(0))
-            self.indices = [self.indices[i] for i in order.tolist()]
+            self.indices = list(map(self.indices.__getitem__, order.tolist()))
         note_images(data, self.num_images)
         self.ranks = ranks
 
@@ -126,7 +126,7 @@ class ImageStream:
         """The same stream over `limit` of its images, spread over the data."""
         stream = copy.copy(self)
         chosen = choose_sample(self.data.keys.take(self.indices), limit)
-        stream.indices = [self.indices[i] for i in chosen]
+        stream.indices = list(map(self.indices.__getitem__, chosen))
         stream.num_images = len(chosen)
         return stream
 
@@ -184,9 +184,11 @@ def draw_crops(
     Area uniform in `scale`, log aspect ratio uniform in `ratio`; of ten tries the first that fits is taken, else the
     whole image, as in torchvision's RandomResizedCrop.
     """
+    # All tries are drawn at once, so that the next image's draws do not depend on how many tries this one took.
     draws_bt3 = torch.rand(num_images, _NUM_TRIES, 2, generator=generator, dtype=torch.float64)
     place_b3 = torch.rand(num_images, 3, generator=generator, dtype=torch.float64)
     area_bt = side**2 * (scale[0] + (scale[1] - scale[0]) * draws_bt3[..., 0])
+    # In logarithms, so that 3:4 is as likely as 4:3.
     low = math.log(ratio[0])
     high = math.log(ratio[1])
     aspect_bt = (low + (high - low) * draws_bt3[..., 1]).exp()
@@ -323,6 +325,7 @@ class TrainStream:
         if data.labels is not None:
             self._label_table = torch.tensor(data.labels).to(self.device)
         self.images: Tensor | None = None
+        # Images that several names hold are decoded once.
         self._rows, self._where = data.distinct()
         if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache()))):
             self.images = self._keep_images(ranks, progress, required=cache == "memory")

@@ -62,6 +62,7 @@ class DrawnScenes(WholeBatches):
         """Scenes at `positions` (B,) of the whole set: images uint8 (B, 3, S, S), labels, masks, depths on `device`."""
         if len(self.scenes) == 1:
             return self.scenes[0].draw(positions, device)
+        # Training and validation scenes are drawn from other seeds, so by other calls.
         num_first = len(self.scenes[0])
         owner = (positions >= num_first).long()
         drawn = []

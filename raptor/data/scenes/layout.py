@@ -34,6 +34,7 @@ _GOLDEN, _MIX_1, _MIX_2 = (_signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1C
 
 def mix(x: Tensor) -> Tensor:
     """Scramble int64 values one to one (the finaliser of SplitMix64)."""
+    # torch shifts signed numbers with their sign, so that the copies of the sign are masked out.
     x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIX_1
     x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIX_2
     return x ^ ((x >> 31) & (2**33 - 1))
@@ -51,6 +52,7 @@ class Dice:
         return mix(self.keys + _signed(_GOLDEN * self.attribute))
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0) -> Tensor:
+        # 53 bits are what a float64 holds exactly, so that 1 is never reached.
         return low + ((self.bits() >> 11) & (2**53 - 1)).double() * 2.0**-53 * (high - low)
 
     def choice(self, num_choices: int) -> Tensor:
@@ -95,6 +97,7 @@ def _colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 def label_images(indices: Tensor, seed: int, split: str) -> Tensor:
     """Class of the images `indices` (B,) int64 of a split: each run of 20 holds each class once, in its own order."""
     run_key = mix(_stream(seed, split) ^ mix(indices // len(CLASSES)))
+    # Odd multipliers that 5 does not divide permute the 20 classes.
     multiplier = torch.tensor([1, 3, 7, 9, 11, 13, 17, 19])[(run_key >> 8) & 7]
     return (indices * multiplier + (run_key & 0xFFFF)) % len(CLASSES)
 
@@ -163,6 +166,7 @@ def _objects(image_dice: Dice, label: Tensor, height: Tensor) -> dict[str, Tenso
     shape = torch.where(main, label // len(MATERIALS), dice.choice(len(SHAPES)))
     material = torch.where(main, label % len(MATERIALS), dice.choice(len(MATERIALS)))
     radius = torch.where(main, dice.uniform(0.7, 1.05), dice.uniform(0.32, 0.56))
+    # Every number is drawn for all objects, whether it is used or not: the n-th draw is then the same attribute.
     z = torch.where(main, dice.uniform(3.7, 4.6), 0.0)
     behind = z[:1] + radius[:1] * 1.1 + radius + dice.uniform(0.0, 1.6)
     z = torch.where(main, z, behind)
@@ -220,6 +224,7 @@ def bounding_box(right: Tensor, up: Tensor, depth: Tensor, reach: Tensor, size: 
     box = []
     for offset, sign in ((right, 1), (up, -1)):
         centre = offset / depth
+        # The tangents from the camera to the ball: a ball off the axis looks longer than it is.
         spread = reach / (offset.square() + depth.square() - reach.square()).sqrt()
         ends = (centre - spread) / (1 + centre * spread), (centre + spread) / (1 - centre * spread)
         first, last = ((1 + sign * end / HALF_VIEW) * size / 2 for end in ends[::sign])

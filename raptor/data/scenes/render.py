@@ -109,6 +109,7 @@ def _draw(layout: Layout, size: int, device: torch.device) -> SceneBatch:
     background, distance = _draw_background(layout, size, device)
     depth, mask, num_covered, light = (field[..., :size, :size] for field in _draw_objects(layout, size, grid, device))
 
+    # A pixel shows the background in the share of its samples that no object covers.
     images = background * (1 - num_covered / len(_SAMPLES)) + light
     solid = num_covered * 2 >= len(_SAMPLES)
     return SceneBatch(
@@ -168,12 +169,14 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
     x = t * u
     y = -t * down
     z = t * forward
+    # Depth is the way to the point, not its z: as a range sensor measures it.
     distance = t * (1 + u * u + v * v).sqrt()
 
     xu, zu, xv, zv, u0, v0, grain, tiles, tile = _per_pixel(layout.texture, device)
     depth_axis = torch.where(on_wall, z + y, z)
     column = x * xu + (depth_axis * zu + u0)
     row = x * xv + (depth_axis * zv + v0)
+    # The noise tile is 256 wide and periodic, so that its low byte is the place in it.
     cell = (column.floor().int() & 255) * 256 + (row.floor().int() & 255)
     fade = torch.where(on_wall, 0.25, (5 / z).clamp(0.3, 1))
     surface = 1 + (_noise_tiles(device)[0].take(cell.long()) - 0.5) * (2 * grain * fade)
@@ -205,6 +208,7 @@ def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
         pz = z - cz
         away = px * px + (py * py + pz * pz)
         toward = px * lx + (py * ly + pz * lz)
+        # Squared distance of the point from the line through the centre towards the light, in radii of the ball.
         inverse = 1 / (radius * radius)
         dark = ((1.45 - (away - toward * toward) * inverse) * 0.9).clamp(0, 1) * (toward * -4).clamp(0, 1)
         foot = (radius * radius * 1.1 / away).clamp(0, 1)
@@ -358,6 +362,7 @@ def _shade_matte(table: Tensor, at: Vector, normal: Vector, _view: Vector) -> li
     cells = (at[0] * checks + 0.5).floor() + (at[1] * checks + 0.5).floor() + (at[2] * checks + 0.5).floor()
     pattern = (striped * band + checkered * cells) % 2
 
+    # Half of the sky lights what stands upright, and the ground a little from below.
     sky = 0.5 + 0.5 * dot(normal, up)
     foot = (0.75 + 0.3 * dot(at, up)).clamp(0.4, 1)
     bright = (dot(normal, light) * 0.86 + 0.1).clamp_min(0) + 0.28 * sky * foot

@@ -68,9 +68,11 @@ def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
     a = (dx * dx + dz * dz).clamp_min(1e-8)
     b = ox * dx + oz * dz
     c = ox * ox + oz * oz - CYLINDER_RADIUS**2
-    root = b * b - a * c
+    root = b * b - a * c  # a quarter of the discriminant, as of the sphere
+    # A ray past the cylinder has a negative one: it is cut to 0 here, and left out by `on_side`.
     t_side = (-b - root.clamp_min(0).sqrt()) / a
     on_side = (root > 0) & ((oy + t_side * dy).abs() <= 1)
+    # Of the two caps only the one that faces the ray can be seen.
     t_cap = (where(dy > 0, -1.0, 1.0) - oy) / where(dy.abs() < 1e-6, 1e-6, dy)
     cap_x = ox + t_cap * dx
     cap_z = oz + t_cap * dz
@@ -81,6 +83,7 @@ def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
 def _meet_cone(origin: Vector, direction: Vector) -> Tensor:
     """The mantle only: a cone stands on its base and is seen from above."""
     (ox, oy, oz), (dx, dy, dz) = origin, direction
+    # x^2 + z^2 = slope * (1 - y)^2, a double cone with its tip at y = 1: only the part with |y| <= 1 is ours.
     slope = CONE_SLOPE**2
     below = 1 - oy
     a = dx * dx + dz * dz - slope * dy * dy
