@@ -223,8 +223,8 @@ def test_the_share_of_the_largest_coordinates_is_of_the_group_where_it_is_larges
 def test_a_hundredth_of_the_coordinates_is_rounded_and_at_least_one():
     """States at +-sqrt(v) have the variances v. Of 150 coordinates 1.5 round to 2, of 4 to none, so 1 is taken."""
     for num, num_top in ((150, 2), (4, 1)):
-        v_d = torch.ones(num) * 1e-4
-        v_d[:3] = torch.tensor([5e-2, 3e-2, 2e-2])
+        v_d = torch.ones(num) * 1e-8
+        v_d[:3] = torch.tensor([5e-6, 3e-6, 2e-6])
         variance = StateVariance(1, TokenGroups(0, 0, 1))
         variance.update([torch.stack([v_d.sqrt(), -v_d.sqrt()])[:, None]])
         share, layer, group = variance.concentration()
