@@ -62,12 +62,13 @@ class Watching(Result):
             f"images of {found.calibration}; an alarm is a score above {found.threshold:.3g}"
         ]
         if any(one.scores for one in found.sets):
-            lines.append(f"{'':<32} AUROC (95 %)          FPR at 95 % (95 %)")
+            lines.append(f"{'':<46} AUROC (95 %)          FPR at 95 % (95 %)")
         for one in found.sets:
             for score, value in (one.scores or {}).items():
                 area = f"{value.auroc:.3f} ({value.auroc_interval[0]:.3f} to {value.auroc_interval[1]:.3f})"
                 rate = f"{value.fpr95:.3f} ({value.fpr95_interval[0]:.3f} to {value.fpr95_interval[1]:.3f})"
-                lines.append(f"  {one.name:<10} {score:<19} {area:<21} {rate}")
+                name = one.name.rsplit("/", 1)[-1]
+                lines.append(f"  {name:<24} {score:<19} {area:<21} {rate}")
         lines += found.findings
         return "\n".join([*lines, f"written to {self.folder}: watch.json, watch.csv and figures/watch"])
 

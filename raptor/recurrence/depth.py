@@ -278,7 +278,7 @@ class _Total:
         return DepthPoint(
             rule=rule,
             family=FULL if self is full else rule.replace("<", " ").split()[0],
-            blocks=float(num_blocks_nk.sum() / torch.cat(full.num_blocks).sum()),
+            blocks=float(num_blocks_nk.sum()) / float(torch.cat(full.num_blocks).sum()),
             gflops=flops / 1e9,
             milliseconds=1000 * self.seconds / num_images,
             speedup=full.seconds / self.seconds,

@@ -1,48 +1,79 @@
-"""docs/results/recurrence.md says what its JSON file holds."""
+"""docs/results/recurrence.md says what its result files hold."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
+import pytest
 from pages import ROOT, read
 
-FOUND: dict[str, Any] = json.loads((ROOT / "docs/results/recurrence.json").read_text())
+from raptor.recurrence.correct import CorrectFile
+from raptor.recurrence.depth import DepthFile, DepthPoint
+from raptor.recurrence.edit import EditFile, EditResult
+from raptor.recurrence.watch import WatchFile
+
+FOLDER = ROOT / "docs" / "results" / "recurrence"
 PAGE = " ".join(read("docs/results/recurrence.md").split())
-SURROGATE, TEACHER = FOUND["depth"]
+DEPTH = DepthFile.read(FOLDER)
+WATCH = WatchFile.read(FOLDER)
+EDIT = EditFile.read(FOLDER)
+CORRECT = CorrectFile.read(FOLDER)
 
 
-def _point(model: str, rule: str) -> dict[str, float]:
-    [found] = [point for point in FOUND["depth"][model] if point["rule"] == rule]
+def _point(side: str, rule: str) -> DepthPoint:
+    (found,) = [point for point in DEPTH.sides()[side] if point.rule == rule]
     return found
 
 
+@pytest.mark.parametrize("file", [DEPTH, WATCH, EDIT, CORRECT])
+def test_every_command_is_the_one_that_made_the_file(file: DepthFile | WatchFile | EditFile | CorrectFile) -> None:
+    command = (file.provenance.command or "").split(" --out ")[0]
+    assert command in PAGE and f"{file.num_images} " in PAGE
+
+
 def test_depth_on_demand() -> None:
-    early, full = (_point(SURROGATE, rule) for rule in ("entropy < 1.5", "full depth"))
-    shorter = _point(SURROGATE, "one step fewer")
-    assert f"leaves {100 * early['blocks']:.1f} % of the blocks and {100 * early['agreement']:.1f} % agreement" in PAGE
-    assert f"({100 * full['agreement']:.1f} % at full depth)" in PAGE
-    assert f"leaves {100 * shorter['blocks']:.1f} % and {100 * shorter['agreement']:.1f} %" in PAGE
-    assert f"keeps {100 * _point(TEACHER, 'entropy < 1.5')['agreement']:.1f} % under the same rule" in PAGE
+    full = _point("surrogate", "full depth")
+    best = _point("surrogate", "second<1.26")
+    shorter = _point("surrogate", "shorter 2|2|4")
+    entropy = _point("surrogate", "entropy<1.75")
+    teacher = _point("teacher", "second<1.16")
+    assert f"gives {best.speedup:.2f} times the throughput at {best.agreement:.1%} agreement" in PAGE
+    assert best.agreement == full.agreement and f"{best.blocks:.0%} of the blocks" in PAGE
+    assert f"gives {shorter.speedup:.2f} times at {shorter.agreement:.1%}" in PAGE
+    assert f"{entropy.blocks:.0%} of the blocks at {entropy.agreement:.1%}" in PAGE
+    assert f"({entropy.speedup:.2f} times)" in PAGE and f"the teacher gains {teacher.speedup:.2f} times" in PAGE
+    # No rule that looks at images gains more for at most one point.
+    for point in DEPTH.surrogate:
+        if point.family not in ("shorter", "random") and point.lost <= 0.01:
+            assert point.speedup <= best.speedup
 
 
 def test_watching() -> None:
-    noise, contrast = FOUND["watch"]["noise"], FOUND["watch"]["contrast"]
-    for change, words in (
-        (noise, "AUROC {} for noise (Mahalanobis distance {})"),
-        (contrast, "{} for low contrast ({})"),
-    ):
-        values = (f"{change[score]['auroc']:.3f}".lstrip("0") for score in ("surrogate", "mahalanobis"))
-        assert words.format(*values) in PAGE
-    assert f"{100 * FOUND['watch']['false alarms']:.1f} % are alarms" in PAGE
+    usual = WATCH.sets[0]
+    assert f"{usual.alarms:.1%} of {usual.num_images} usual images are alarms" in PAGE
+    for one in WATCH.sets[1:]:
+        assert one.scores is not None
+        own = one.scores["surrogate"].auroc
+        best = max(found.auroc for name, found in one.scores.items() if name != "surrogate")
+        name = one.name.rsplit("/", 1)[-1].removesuffix(".zip")
+        assert f"| {name} | {own:.3f} | {best:.3f} " in PAGE
 
 
-def test_editing_and_correcting() -> None:
-    rows = {(row["model"], row["phase"]): row for row in FOUND["edit"]}
-    for (_, phase), row in rows.items():
-        assert row["random"] == 0 and (row["flipped"] == 1) == (phase > 1)
-    own, other = rows[SURROGATE, 2], rows[TEACHER, 2]
-    assert f"The step is {own['step']:.2f}".replace("0.", ".") in PAGE
-    assert f"Only {100 * own['stays']:.0f} %" in PAGE and f"({100 * other['stays']:.0f} %)" in PAGE
-    for row in FOUND["correct"]:
-        assert row["agreement"][-1] <= row["agreement"][0] + 0.005
+def test_editing() -> None:
+    def of(results: list[EditResult], phase: int) -> EditResult:
+        return next(one for one in results if one.phase == phase)
+
+    own, other = of(EDIT.surrogate, 2), of(EDIT.teacher, 2)
+    assert own.random == other.random == 0 and own.at_the_end == 1
+    assert f"flips {own.flipped:.0%} of {own.num_images} images" in PAGE and f"by {own.step:.2f} differences" in PAGE
+    assert f"{own.stays:.0%} keep the class" in PAGE and f"of the teacher's {other.stays:.0%}" in PAGE
+    assert f"gradient of the head {own.gradient:.0%}" in PAGE
+
+
+def test_correcting() -> None:
+    most = 0.0
+    for side in ("surrogate", "teacher"):
+        for one in CORRECT.sides[side]:
+            if one.recovered is not None:
+                most = max(most, *one.recovered[1:])
+    assert f"at most {most:.0%} of the lost agreement" in PAGE
+    for one in CORRECT.sides["surrogate"]:
+        assert one.agreement_clean[-1] <= one.agreement_clean[0]

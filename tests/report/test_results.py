@@ -50,7 +50,6 @@ OTHERS = {
     "predicted",
     "probes",
     "recipe",
-    "recurrence",
     "scaling",
     "scenes",
     "scenes-models",
