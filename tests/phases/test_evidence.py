@@ -10,10 +10,11 @@ from known_matrices import striped
 
 from raptor.phases.cut import (
     Phases,
+    choose_k,
     find_phases,
     within_and_across,
 )
-from raptor.phases.evidence import CutEvidence, Evidence, no_structure
+from raptor.phases.evidence import CutEvidence, Evidence, boundary_intervals, no_structure, smooth_matrix
 from raptor.phases.similarity import Blocks
 
 
@@ -90,6 +91,33 @@ def test_the_interval_of_a_contrast_holds_95_per_cent_of_resamples() -> None:
     blocks = Blocks(matrices, np.full(20, 8))
     found = Evidence(matrices.mean(0), blocks, None, 1).of(cut)
     assert found.interval == pytest.approx((0.75, 1.0)) and found.contrast == pytest.approx(0.9)
+
+
+def test_one_block_of_images_has_no_resamples() -> None:
+    """All of them would be the same: an interval of width 0 would say that other images are like these."""
+    matrix = striped(0, 0, 1, 1)
+    found = Evidence(matrix, Blocks(matrix[None], np.array([8])), None, 1).of(Phases((2, 2)))
+    assert found.interval is None and found.boundaries == [] and found.lowest == found.contrast == 1
+
+
+def test_boundaries_and_their_intervals_by_hand() -> None:
+    """Two of 40 cuts move the first boundary down, two move both up; the ends are the 2nd and the 39th in order."""
+    recut = [Phases((4, 3, 5))] * 36 + [Phases((3, 4, 5))] * 2 + [Phases((5, 3, 4))] * 2
+    assert boundary_intervals(Phases((4, 3, 5)), recut) == ([(3, 5), (7, 8)], [0.9, 0.95])
+
+
+def test_gains_of_matrices_without_phases_are_means_over_them() -> None:
+    matrix = blocky([4, 3, 5], 0.05, 8).resampled(1)[0]
+    twin = blocky([6, 6], 0.05, 8, seed=1).resampled(1)[0]
+    evidence = Evidence(matrix, None, twin, 1)
+    found = evidence.null_gains()
+    assert found["smooth"] == pytest.approx(list(choose_k(smooth_matrix(matrix), 12).gains))
+    assert found["twin"] == pytest.approx(list(choose_k(twin, 12).gains))
+    totals = np.zeros(11)
+    for shuffled in evidence.shuffled[:20]:
+        totals += choose_k(shuffled, 12).gains
+    assert found["shuffled"] == pytest.approx((totals / 20).tolist())
+    assert evidence.choose(matrix).k == 3
 
 
 @pytest.mark.parametrize(
