@@ -103,17 +103,17 @@ class Saved:
 def saved_folder(text: str) -> Path | None:
     """The folder of the saved model that `text` names: a saved model, a run folder with one, or a built-in; else None.
 
-    A folder in the working directory wins over a built-in of the same name. If it is a run without a model yet, the
-    result is None, because the built-in would be measured in the place of the run.
+    A folder in the working directory wins over a built-in of the same name. If it is a run without a model yet, or holds
+    a model of another kind, the result is None, because the built-in would be measured in its place.
     """
     path = Path(text).expanduser()
     # The surrogate is the result of a run, and its teacher may stand beside it.
     for place in (path / "surrogate", path / "teacher", path):
         if _holds_model(place):
             return place
-    is_run = (path / "config.yaml").is_file()
+    holds_other = (path / "config.yaml").is_file() or (path / "config.json").is_file()
     is_name = text.replace("-", "").isalnum()
-    if is_name and not is_run and _holds_model(ASSETS / text):
+    if is_name and not holds_other and _holds_model(ASSETS / text):
         return ASSETS / text
     return None
 

@@ -348,3 +348,13 @@ def test_a_moved_weight_file_is_named_as_the_teacher(tmp_path: Path) -> None:
     torch.save(open_vit("timm/vit_tiny_patch16_224", pretrained=False, num_classes=5, **TINY).model.state_dict(), moved)
     with pytest.raises(OtherTeacher, match="was not made from new"):
         open_pair(tmp_path / "elsewhere" / "run", teacher=moved)
+
+
+def test_a_model_of_another_kind_is_not_taken_for_the_built_in_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scenes").mkdir()
+    Path("scenes/config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(ValueError, match="write hf/scenes for a model of transformers"):
+        open_pair("scenes")
