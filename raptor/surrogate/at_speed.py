@@ -46,8 +46,7 @@ def _same_module(vit: ViT, model: nn.Module) -> nn.Module:
 
 
 class FixedStep(nn.Module):
-    """The block of one layer with the factors of its depth: those of its fast view, where it has one. It owns no
-    weights."""
+    """The block of one layer with the factors of its depth, or with those of its fast view. It owns no weights."""
 
     depth: Tensor
 
@@ -65,10 +64,15 @@ class FixedStep(nn.Module):
         elif modulation is not None:
             factors = modulation.flattened(0)
         # The class that holds the factors, None for a step without modulation.
-        self._kind: type[Modulation] | type[AtDepth] | None = None if factors is None else type(factors)
-        for name, factor in ({} if factors is None else factors._asdict()).items():
-            # Not saved, as they are made again from the weights; a copy, not a view of the whole row.
-            self.register_buffer(f"factor_{name}", None if factor is None else factor.clone(), persistent=False)
+        self._kind: type[Modulation] | type[AtDepth] | None = None
+        if factors is not None:
+            self._kind = type(factors)
+            for name, factor in factors._asdict().items():
+                # A copy, because a view would keep the whole row of the table in memory.
+                if factor is not None:
+                    factor = factor.clone()
+                # Buffers, so that they move with the model; not saved, because they are made of the weights.
+                self.register_buffer(f"factor_{name}", factor, persistent=False)
 
     @property
     def tied(self) -> TiedBlock:
@@ -81,7 +85,9 @@ class FixedStep(nn.Module):
             at = self._factors()._replace(layers=view.weights_with(weights))
             state_btd = view.run(x_btd, at, fused=True)
         else:
-            modulation = self._factors() if view is None else self.tied.modulation(self.depth)
+            modulation = self._factors()
+            if view is not None:  # the factors are the view's own, which the block does not take
+                modulation = self.tied.modulation(self.depth)
             if weights is not None:
                 kwargs["weights"] = weights
             state_btd = self.tied.block(x_btd, modulation, *args, **kwargs)

@@ -78,8 +78,8 @@ class DepthTable(nn.Module):
         self.register_buffer("first", torch.tensor(float(first)), persistent=False)
         self.register_buffer("last", torch.tensor(float(last)), persistent=False)
         self.rows = nn.Parameter(torch.zeros(last - first + 1, _NUM_FACTORS * dim))
-        plain = torch.tensor([0.0 if name.startswith("shift") else 1.0 for name in Modulation._fields])
-        self.register_buffer("plain", plain.repeat_interleave(dim), persistent=False)
+        is_scale = torch.tensor([not name.startswith("shift") for name in Modulation._fields])
+        self.register_buffer("plain", is_scale.float().repeat_interleave(dim), persistent=False)
 
     def forward(self, depth: Tensor) -> Modulation:
         """Vectors (D,) for one depth given as a 0-d tensor, otherwise rows (n, 1, D)."""
@@ -120,7 +120,7 @@ class PaperBlock(nn.Module):
 
     def forward(self, x_btd: Tensor, modulation: Modulation | None = None, *_args: Any, **_kwargs: Any) -> Tensor:
         """The next state. Whatever else the teacher passes to its blocks is ignored."""
-        m = UNMODULATED if modulation is None else modulation
+        m = modulation or UNMODULATED
         y_btd = film(self.norm1(x_btd), m.scale1, m.shift1)
         u_btd = x_btd + (m.t1 * self.g1) * self.proj(attend(self.qkv(y_btd), self.num_heads))
         z_btd = film(self.norm2(u_btd), m.scale2, m.shift2)
@@ -205,6 +205,7 @@ class CopiedBlock(nn.Module):
         """Hand each part of the copy its factors and weights for the next call."""
         factors: Sequence[Any] = (None,) * 4
         if m is not None:
+            # In the order of `points`. Only the norms are shifted, because the branches end in a sum.
             factors = ((m.scale1, m.shift1), (m.t1, None), (m.scale2, m.shift2), (m.t2, None))
         for name, factor in zip(self.points, factors):
             getattr(self.block, name).factor = factor

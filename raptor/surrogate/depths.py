@@ -82,12 +82,22 @@ def _each_depth(folded: Folded, num_depths: int, dtype: torch.dtype) -> list[Fol
         own += [weight.ndim == 3, bias.ndim == 2]
         tensors += [weight, bias]
     shared = [tensor for tensor, differs in zip(tensors, own) if not differs]
-    copies = iter(Spread.apply(num_depths, dtype, *shared))
+    # All in one call, because each call of the function is a node of the graph.
+    copies = Spread.apply(num_depths, dtype, *shared)
     by_depth: list[Sequence[Tensor]] = []
+    num_taken = 0
     for tensor, differs in zip(tensors, own):
-        by_depth.append(tensor.unbind() if differs else [next(copies) for _ in range(num_depths)])
-    t3_n = folded.t3.unbind() if isinstance(folded.t3, Tensor) else [folded.t3] * num_depths
-    shift3_n = folded.shift3.unbind() if isinstance(folded.shift3, Tensor) else [folded.shift3] * num_depths
+        if differs:
+            by_depth.append(tensor.unbind())
+        else:
+            by_depth.append(copies[num_taken : num_taken + num_depths])
+            num_taken += num_depths
+    t3_n: Sequence[Any] = [folded.t3] * num_depths
+    if isinstance(folded.t3, Tensor):
+        t3_n = folded.t3.unbind()
+    shift3_n: Sequence[Any] = [folded.shift3] * num_depths
+    if isinstance(folded.shift3, Tensor):
+        shift3_n = folded.shift3.unbind()
     each = []
     for n in range(num_depths):
         here = [depths[n] for depths in by_depth]

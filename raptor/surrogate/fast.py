@@ -141,7 +141,9 @@ class FastBlock(nn.Module):
         # where that gradient is made.
         heads_btd = attend(y_btd, self.num_heads, kernel=y_btd.shape[1] in self.kernel_tokens)
         u_btd = x_btd + proj[1] + F.linear(heads_btd, proj[0])
-        activate = fused_gelu if self.is_copy else fused_swiglu
+        activate = fused_swiglu
+        if self.is_copy:
+            activate = fused_gelu
         h_btf = activate(_bare_norm(u_btd, self.norm2), *wi)
         return folded.t3 * u_btd + (wo[1] + folded.shift3) + F.linear(h_btf, wo[0])
 
@@ -198,7 +200,11 @@ class FastBlock(nn.Module):
         The norms take the depth's gains and offsets, and only proj and wo are scaled. Scaling all four layers, as
         `fold` does, costs a sixth to a third of the forward pass of a single image on a CPU.
         """
-        m = UNMODULATED if modulation is None else modulation.flattened(0)
+        m = UNMODULATED
+        t3 = None  # without modulation nothing multiplies the stream, not even 1, which would cost a pass over it
+        if modulation is not None:
+            m = modulation.flattened(0)
+            t3 = m.t3
         qkv, proj, wi, wo = self.weights_with(weights)
         g1, g2 = self._gains()
         scale1 = _product(m.t1, g1)
@@ -214,7 +220,7 @@ class FastBlock(nn.Module):
             scale1,
             scale2,
             shift3,
-            None if modulation is None else m.t3,
+            t3,
             (qkv, proj, wi, wo),
         )
 
@@ -224,22 +230,32 @@ class FastBlock(nn.Module):
         fused: take each product together with the sum that follows it. That rounds once instead of twice, so a copied
         block at its own depth is no longer the teacher's to the last bit.
         """
-        add_product = torch.addcmul if fused else _add_product
         qkv, proj, wi, wo = at.layers
         shape = self.norm1.normalized_shape
         y_btd = F.linear(F.layer_norm(x_btd, shape, at.gain1, at.offset1, self.norm1.eps), *qkv)
         z_btd = F.linear(plain.attend(y_btd, self.num_heads), *proj)
         with _without_autocast(x_btd):  # which would first write a bf16 branch in fp32
-            u_btd = x_btd + z_btd if at.scale1 is None else add_product(x_btd, z_btd, at.scale1)
+            if at.scale1 is None:
+                u_btd = x_btd + z_btd
+            elif fused:
+                u_btd = torch.addcmul(x_btd, z_btd, at.scale1)
+            else:
+                u_btd = x_btd + z_btd * at.scale1
         y_btf = F.linear(F.layer_norm(u_btd, shape, at.gain2, at.offset2, self.norm2.eps), *wi)
-        h_btf = F.gelu(y_btf) if self.is_copy else plain.swiglu(y_btf)
-        z_btd = F.linear(h_btf, *wo)
+        activate: Any = plain.swiglu
+        if self.is_copy:
+            activate = F.gelu
+        z_btd = F.linear(activate(y_btf), *wo)
         with _without_autocast(x_btd):
-            if at.shift3 is not None and at.scale2 is not None:
-                z_btd = add_product(at.shift3, z_btd, at.scale2)
+            if at.scale2 is not None and fused and at.shift3 is not None:
+                z_btd = torch.addcmul(at.shift3, z_btd, at.scale2)
             elif at.scale2 is not None:
                 z_btd = z_btd * at.scale2
-            return u_btd + z_btd if at.t3 is None else torch.addcmul(z_btd, u_btd, at.t3)
+                if at.shift3 is not None:
+                    z_btd = at.shift3 + z_btd
+            if at.t3 is None:
+                return u_btd + z_btd
+            return torch.addcmul(z_btd, u_btd, at.t3)
 
     def weights_with(self, adapted: Weights | None) -> list[Any]:
         """Weight and bias of qkv, proj, wi and wo. `adapted` takes the place of all four, or of the last two."""
@@ -313,7 +329,9 @@ def _product(factor: Any, gain: Tensor | None) -> Tensor | None:
     """Two factors as one; None for no factor. A factor that is a number is 1."""
     if not isinstance(factor, Tensor):
         return gain
-    return factor if gain is None else factor * gain
+    if gain is None:
+        return factor
+    return factor * gain
 
 
 def _scaled(linear: Any, scale: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -321,11 +339,9 @@ def _scaled(linear: Any, scale: Tensor | None, shift: Tensor | None) -> tuple[Te
     weight, bias = linear
     if scale is None:
         return weight, bias
-    return scale[:, None] * weight, scale * bias if shift is None else torch.addcmul(shift, scale, bias)
-
-
-def _add_product(base: Tensor, value: Tensor, factor: Tensor) -> Tensor:
-    return base + value * factor
+    if shift is None:
+        return scale[:, None] * weight, scale * bias
+    return scale[:, None] * weight, torch.addcmul(shift, scale, bias)
 
 
 def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -349,7 +365,10 @@ def view_of_copy(copied: CopiedBlock, teacher: ViT) -> FastBlock | None:
         return None
     for path in _COPIED_LAYERS:
         layer = _part(copied.block, path)
-        if not isinstance(layer, nn.Linear if path in _COPIED_MATRICES else nn.LayerNorm):
+        kind: type[nn.Module] = nn.LayerNorm
+        if path in _COPIED_MATRICES:
+            kind = nn.Linear
+        if not isinstance(layer, kind):
             return None
         if layer.weight is None or layer.bias is None:
             return None
@@ -360,7 +379,9 @@ def view_of_copy(copied: CopiedBlock, teacher: ViT) -> FastBlock | None:
     generator = torch.Generator().manual_seed(0)
     for parameter in exact.parameters():
         # Matrices of this size keep states at the size of 1, where attention and GELU are far from linear.
-        scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0
+        scale = 1.0
+        if parameter.ndim > 1:
+            scale = parameter.shape[-1] ** -0.5
         parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     modulation = None
     if copied.points:

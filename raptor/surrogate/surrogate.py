@@ -228,7 +228,9 @@ def check_trainable(vit: ViT) -> None:
 
 def block_parameters(vit: ViT) -> int:
     """Parameters of only the blocks: the k shared ones of a surrogate, the L of a teacher."""
-    blocks = shared_blocks(vit) if vit.phases else vit.blocks
+    blocks: nn.Module = vit.blocks
+    if vit.phases:
+        blocks = shared_blocks(vit)
     return sum(p.numel() for p in blocks.parameters())
 
 
@@ -275,7 +277,8 @@ def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
 
     Both or neither: matrices near a depth's own with another depth's norms are further from it than the copied block.
     """
-    block, table = tied.block, tied.conditioning
+    block = tied.block
+    table = tied.conditioning
     assert isinstance(block, CopiedBlock) and isinstance(table, DepthTable)
     if not block.points:
         raise ValueError(f"the blocks of {teacher.name} have no two norms for a table: take table_start plain")

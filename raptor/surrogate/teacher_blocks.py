@@ -149,7 +149,8 @@ def uses_places(teacher: ViT) -> bool:
     order = torch.arange(x_btd.shape[1], device=x_btd.device)
     order[where] = order[where].roll(1)
     wide = double_device(x_btd.device)
-    x_btd, order = x_btd.to(wide, torch.float64), order.to(wide)
+    x_btd = x_btd.to(wide, torch.float64)
+    order = order.to(wide)
     num = teacher.num_layers
     layers = {1, (num + 1) // 2, num}
     layers.update(n + 1 for n in context.distinct())
@@ -178,13 +179,18 @@ def has_image_arguments(teacher: ViT) -> bool:
 
 def double_device(device: torch.device) -> torch.device:
     """Where float64 can be computed: the device itself, unless it is Apple's."""
-    return torch.device("cpu") if device.type == "mps" else device
+    if device.type == "mps":
+        return torch.device("cpu")
+    return device
 
 
 def in_double(value: Any, device: torch.device) -> Any:
     """All tensors in nested tuples, lists and dictionaries on `device`, real ones as float64."""
     if isinstance(value, Tensor):
-        return value.to(device, torch.float64 if value.is_floating_point() else value.dtype)
+        dtype = value.dtype
+        if value.is_floating_point():
+            dtype = torch.float64
+        return value.to(device, dtype)
     if isinstance(value, dict):
         return {name: in_double(item, device) for name, item in value.items()}
     if type(value) in (tuple, list):

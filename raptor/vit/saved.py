@@ -103,8 +103,8 @@ class Saved:
 def saved_folder(text: str) -> Path | None:
     """The folder of the saved model that `text` names: a saved model, a run folder with one, or a built-in; else None.
 
-    A folder in the working directory wins over a built-in of the same name. If it is a run without a model yet, or holds
-    a model of another kind, the result is None, because the built-in would be measured in its place.
+    A folder in the working directory wins over a built-in of the same name. If it is a run without a model yet, or
+    holds a model of another kind, the result is None, because the built-in would be measured in its place.
     """
     path = Path(text).expanduser()
     # The surrogate is the result of a run, and its teacher may stand beside it.

@@ -22,9 +22,13 @@ COEFFICIENTS = (1.59534958, 7.34984776e-02, -5.20865744e-04, -1.64242901e-05)
 LAST = 36.0
 
 # Rows and columns of the activations that one program of a kernel goes through, and the warps that share a program.
-SWIGLU_ROWS, SWIGLU_COLUMNS, SWIGLU_WARPS = 64, 1024, 4
+SWIGLU_ROWS = 64
+SWIGLU_COLUMNS = 1024
+SWIGLU_WARPS = 4
 SWIGLU_STRIP = 1  # rows that it holds at once
-GELU_ROWS, GELU_COLUMNS, GELU_WARPS = 32, 512, 2
+GELU_ROWS = 32
+GELU_COLUMNS = 512
+GELU_WARPS = 2
 
 
 class SwiGLU(torch.autograd.Function):
@@ -51,7 +55,8 @@ def swiglu_backward(grad_btf: Tensor, z_btf: Tensor, bias_f: Tensor) -> tuple[Te
 
     num_columns = grad_btf.shape[-1]
     num_rows = grad_btf.numel() // num_columns
-    num_sums, num_across = -(-num_rows // SWIGLU_ROWS), -(-num_columns // SWIGLU_COLUMNS)
+    num_sums = -(-num_rows // SWIGLU_ROWS)
+    num_across = -(-num_columns // SWIGLU_COLUMNS)
     dz_btf = torch.empty_like(z_btf)
     sums_nf = z_btf.new_empty(num_sums, 2 * num_columns, dtype=torch.float32)
     sizes = {"ROWS": SWIGLU_ROWS, "COLUMNS": SWIGLU_COLUMNS, "STRIP": SWIGLU_STRIP, "num_warps": SWIGLU_WARPS}
@@ -110,7 +115,8 @@ def gelu_backward(grad_btf: Tensor, z_btf: Tensor) -> tuple[Tensor, Tensor]:
 
     num_columns = z_btf.shape[-1]
     num_rows = z_btf.numel() // num_columns
-    num_sums, num_across = -(-num_rows // GELU_ROWS), -(-num_columns // GELU_COLUMNS)
+    num_sums = -(-num_rows // GELU_ROWS)
+    num_across = -(-num_columns // GELU_COLUMNS)
     dz_btf = torch.empty_like(z_btf)
     sums_nf = z_btf.new_empty(num_sums, num_columns, dtype=torch.float32)
     arguments = (grad_btf, z_btf, dz_btf, sums_nf, num_rows, num_columns, num_across)

@@ -91,7 +91,8 @@ def attention(qkv_btf: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
 
     qkv_btf = qkv_btf.contiguous()
     out_btd, lse_bht = _empty(qkv_btf, num_heads)
-    (b, h, t), dim = lse_bht.shape, out_btd.shape[-1] // num_heads
+    b, h, t = lse_bht.shape
+    dim = out_btd.shape[-1] // num_heads
     rows, columns, warps, stages = FORWARD
     tails = {"ROW_TAIL": _tail(t, rows), "COLUMN_TAIL": _tail(t, columns)}
     sizes = {"T": t, "H": h, "D": dim, "ROWS": rows, "COLUMNS": columns, **tails}
@@ -111,12 +112,16 @@ def attention_backward(qkv_btf: Tensor, grad_btd: Tensor, lse_bht: Tensor, delta
     """Gradient of `qkv_btf`; `delta_bht` are the products of output and gradient."""
     from raptor.surrogate.kernels.attention_triton import backward
 
-    qkv_btf, grad_btd, delta_bht = qkv_btf.contiguous(), grad_btd.contiguous(), delta_bht.contiguous()
-    (b, h, t), dim = lse_bht.shape, grad_btd.shape[-1] // lse_bht.shape[1]
+    qkv_btf = qkv_btf.contiguous()
+    grad_btd = grad_btd.contiguous()
+    delta_bht = delta_bht.contiguous()
+    b, h, t = lse_bht.shape
+    dim = grad_btd.shape[-1] // lse_bht.shape[1]
     outer, inner, warps, stages = BACKWARD
     tails = {"OUTER_TAIL": _tail(t, outer), "INNER_TAIL": _tail(t, inner)}
     sizes = {"T": t, "H": h, "D": dim, "OUTER": outer, "INNER": inner, **tails}
-    factor, dqkv_btf = 1 / math.sqrt(dim), torch.empty_like(qkv_btf)
+    factor = 1 / math.sqrt(dim)
+    dqkv_btf = torch.empty_like(qkv_btf)
     tensors = (qkv_btf, grad_btd, lse_bht, delta_bht, dqkv_btf)
     grid = (b * h * -(-t // outer),)
     backward[grid](*tensors, math.log2(math.e) * factor, factor, **sizes, num_warps=warps, num_stages=stages)

@@ -57,7 +57,8 @@ def _forward(
 ):
     q = _tile(head_at, first, T, 3 * H * D, D, ROWS, WHOLE_ROWS)
     acc = tl.zeros((ROWS, D), tl.float32)
-    high, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
+    high = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
     for column in range(0, T // COLUMNS * COLUMNS, COLUMNS):
         k = _tile(head_at + H * D, column, T, 3 * H * D, D, COLUMNS, True)
         v = _tile(head_at + 2 * H * D, column, T, 3 * H * D, D, COLUMNS, True)
@@ -88,9 +89,12 @@ def forward(
     COLUMN_TAIL: tl.constexpr,
 ):
     num_tiles: tl.constexpr = T // ROWS + (ROW_TAIL > 0)
-    tile, head = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
-    image, h = (head // H).to(tl.int64), head % H
-    head_at, out_at = qkv + image * T * 3 * H * D + h * D, out + image * T * H * D + h * D
+    tile = tl.program_id(0) % num_tiles
+    head = tl.program_id(0) // num_tiles
+    image = (head // H).to(tl.int64)
+    h = head % H
+    head_at = qkv + image * T * 3 * H * D + h * D
+    out_at = out + image * T * H * D + h * D
     lse_at = lse + head.to(tl.int64) * T
     if tile < T // ROWS:
         _forward(head_at, out_at, lse_at, tile * ROWS, scale, T, H, D, ROWS, True, COLUMNS, COLUMN_TAIL)
@@ -151,7 +155,8 @@ def _keys(
 ):
     k = _tile(head_at + H * D, first, T, 3 * H * D, D, SIZE, WHOLE)
     v = _tile(head_at + 2 * H * D, first, T, 3 * H * D, D, SIZE, WHOLE)
-    dk, dv = tl.zeros((SIZE, D), tl.float32), tl.zeros((SIZE, D), tl.float32)
+    dk = tl.zeros((SIZE, D), tl.float32)
+    dv = tl.zeros((SIZE, D), tl.float32)
     for row in range(0, T // INNER * INNER, INNER):
         dk, dv = _keys_part(k, v, dk, dv, head_at, grad_at, lse_at, delta_at, row, scale, T, H, D, INNER, True)
     if TAIL > 0:
@@ -205,7 +210,8 @@ def _queries(
 ):
     q = _tile(head_at, first, T, 3 * H * D, D, SIZE, WHOLE)
     grad = _tile(grad_at, first, T, H * D, D, SIZE, WHOLE)
-    lse, delta = _vector(lse_at, first, T, SIZE, 0.0), _vector(delta_at, first, T, SIZE, 0.0)
+    lse = _vector(lse_at, first, T, SIZE, 0.0)
+    delta = _vector(delta_at, first, T, SIZE, 0.0)
     dq = tl.zeros((SIZE, D), tl.float32)
     for column in range(0, T // INNER * INNER, INNER):
         dq = _queries_part(q, grad, lse, delta, dq, head_at, column, scale, T, H, D, INNER, True)
@@ -233,11 +239,15 @@ def backward(
 ):
     """A program takes one tile of keys and values through all queries, then as many queries through all keys."""
     num_tiles: tl.constexpr = T // OUTER + (OUTER_TAIL > 0)
-    tile, head = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
-    image, h = (head // H).to(tl.int64), head % H
-    at, grad_at = qkv + image * T * 3 * H * D + h * D, grad + image * T * H * D + h * D
+    tile = tl.program_id(0) % num_tiles
+    head = tl.program_id(0) // num_tiles
+    image = (head // H).to(tl.int64)
+    h = head % H
+    at = qkv + image * T * 3 * H * D + h * D
+    grad_at = grad + image * T * H * D + h * D
     to = dqkv + image * T * 3 * H * D + h * D
-    lse_at, delta_at = lse + head.to(tl.int64) * T, delta + head.to(tl.int64) * T
+    lse_at = lse + head.to(tl.int64) * T
+    delta_at = delta + head.to(tl.int64) * T
     first = tile * OUTER
     if tile < T // OUTER:
         _keys(at, grad_at, lse_at, delta_at, to, first, scale, factor, T, H, D, OUTER, True, INNER, INNER_TAIL)
