@@ -77,7 +77,8 @@ def dynamics(results: Results) -> Section:
     missing = []
     if measured.teacher.stability is None:
         missing.append("stability")
-    if measured.surrogate is None:
+    # A model that has no surrogate lacks nothing here.
+    if measured.surrogate is None and results.curves is not None:
         missing.append("the surrogate")
     if missing:
         section.hint = "raptor dynamics"

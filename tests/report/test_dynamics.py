@@ -66,3 +66,10 @@ def test_eigenvalues_are_finite_and_those_of_both_fits(committed: Results) -> No
 def test_charts_of_the_figures_folder_are_not_on_the_page(committed: Results) -> None:
     ids = {chart.id for chart in dynamics(committed).charts}
     assert "sensitivity" in ids and ids.isdisjoint({"attraction", "gathering-tokens", "rank-sweep-error"})
+
+
+def test_a_surrogate_is_missed_only_where_there_is_one(committed: Results) -> None:
+    assert committed.dynamics is not None
+    without = replace(committed, dynamics=replace(committed.dynamics, surrogate=None))
+    assert "the surrogate" in dynamics(without).hint_reason
+    assert dynamics(replace(without, summary=None)).hint == ""
