@@ -39,8 +39,8 @@ _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 
 def expand_home(value: Any) -> Any:
     """An option, or a list or mapping of them, with `~` expanded: a word that begins with it is a path."""
-    if isinstance(value, str | Path):
-        return type(value)(os.path.expanduser(value)) if str(value).startswith("~") else value
+    if isinstance(value, str | Path) and str(value).startswith("~"):
+        return type(value)(os.path.expanduser(value))
     if type(value) in (list, tuple):
         return type(value)(map(expand_home, value))
     if type(value) is dict:
@@ -59,14 +59,19 @@ def members(kind: Any) -> tuple[list[Any], list[Any]]:
     if get_origin(kind) is Literal or not get_args(kind):
         return [kind], []
     origin = {tuple: list}.get(get_origin(kind), get_origin(kind))
-    kinds, notes = ([origin] if origin in (list, dict) else []), []
-    for part in get_args(kind)[origin is dict :]:  # not the names of a mapping
+    kinds, notes = [], []
+    parts = list(get_args(kind))
+    if origin in (list, dict):
+        kinds.append(origin)
+    if origin is dict:
+        parts = parts[1:]  # the names of its entries are words
+    for part in parts:
         if part is Ellipsis:
             continue
         inner, inner_notes = members(part)
-        kinds += [one for one in inner if one not in kinds]
-        notes += [note for note in inner_notes if note not in notes]
-    return kinds, notes
+        kinds += inner
+        notes += inner_notes
+    return list(dict.fromkeys(kinds)), list(dict.fromkeys(notes))
 
 
 def takes_none(kind: Any) -> bool:
@@ -74,7 +79,10 @@ def takes_none(kind: Any) -> bool:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    return next((get_args(one) for one in members(kind)[0] if get_origin(one) is Literal), ())
+    for one in members(kind)[0]:
+        if get_origin(one) is Literal:
+            return get_args(one)
+    return ()
 
 
 def typed_value(kind: Any, words: list[str]) -> Any:
@@ -106,7 +114,9 @@ def in_type(kind: Any, value: Any) -> Any:
         return value
     if float in kinds:
         return number
-    return int(number) if number.is_integer() else value
+    if number.is_integer():
+        return int(number)
+    return value
 
 
 def in_words(kind: Any) -> str:
@@ -118,9 +128,9 @@ def in_words(kind: Any) -> str:
         return f"one of {', '.join(choices_of(kind))}"
     if get_origin(kind) is tuple and Ellipsis not in get_args(kind):
         return f"{len(get_args(kind))} numbers"
-    if list in kinds:
-        return "whole numbers" if int in kinds else "numbers" if float in kinds else "words"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    if list in kinds:
+        names = {int: "whole numbers", float: "numbers", str: "words"}
     return " or ".join(names[one] for one in kinds if one in names)
 
 
@@ -132,8 +142,7 @@ def check(config: Any, name: str, kind: Any, value: Any) -> None:
         raise ValueError(f"{option} is missing: give one; see --help")
     if not _has_form(kind, kinds, value):
         raise ValueError(f"{option} must be {in_words(kind)}, got {value!r}")
-    entries = value if isinstance(value, list | tuple) else list(value.values()) if dict in kinds and value else [value]
-    for entry in entries:
+    for entry in _entries(value):
         if isinstance(entry, str):
             if not entry.strip() and entry != type(config).__dict__.get(name):
                 raise ValueError(f"{option} is empty: give a value, or leave it out")
@@ -143,12 +152,29 @@ def check(config: Any, name: str, kind: Any, value: Any) -> None:
                 raise ValueError(f"{option} must be {in_words(kind)}, got {str(entry).lower()}")
         elif isinstance(entry, int | float):
             _check_number(option, kind, kinds, notes, entry)
-    files = [note for note in notes if isinstance(note, Exists)]
-    if files and isinstance(value, str) and value not in files[0].words and not Path(value).exists():
-        other = f", or choose from {', '.join(files[0].words)}" if files[0].words else ""
-        raise ValueError(f"{option}: there is no file {value}: check its path{other}")
+    for note in notes:
+        if isinstance(note, Exists) and isinstance(value, str):
+            _check_file(option, note.words, value)
     if name == "out" and isinstance(value, str):
         _check_out(config, value)
+
+
+def _entries(value: Any) -> list[Any]:
+    """The values that are checked one by one."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    if type(value) is dict:
+        return list(value.values())
+    return [value]
+
+
+def _check_file(option: str, words: tuple[str, ...], value: str) -> None:
+    if value in words or Path(value).exists():
+        return
+    remedy = "check its path"
+    if words:
+        remedy += f", or choose from {', '.join(words)}"
+    raise ValueError(f"{option}: there is no file {value}: {remedy}")
 
 
 def _has_form(kind: Any, kinds: list[Any], value: Any) -> bool:
@@ -156,8 +182,10 @@ def _has_form(kind: Any, kinds: list[Any], value: Any) -> bool:
     if type(value) is dict or dict in kinds:
         return dict in kinds and isinstance(value, dict | None)
     if type(value) in (list, tuple):
-        num = len([part for part in get_args(kind) if part is not Ellipsis])
-        return list in kinds and (get_origin(kind) is not tuple or Ellipsis in get_args(kind) or len(value) == num)
+        has_length = get_origin(kind) is tuple and Ellipsis not in get_args(kind)
+        if has_length and len(value) != len(get_args(kind)):
+            return False
+        return list in kinds
     return list not in kinds or not isinstance(value, int | float)
 
 
@@ -206,9 +234,11 @@ def _check_out(config: Any, out: str) -> None:
     """Refuse a folder of images as --out: the figures written there would be read as images."""
     for name in ("data", "val"):
         words = getattr(config, name, None)
-        for word in words if isinstance(words, list | tuple) else [words]:
-            folder = Path(str(word)).expanduser()
-            if isinstance(word, str) and folder.is_dir() and folder.resolve() == Path(out).resolve():
+        for word in _entries(words):
+            if not isinstance(word, str):
+                continue
+            folder = Path(word).expanduser()
+            if folder.is_dir() and folder.resolve() == Path(out).resolve():
                 raise ValueError(f"--out {out} is the folder of the images: choose another --out")
 
 
@@ -233,7 +263,9 @@ def _check_model(word: str, is_run: bool) -> None:
     close = difflib.get_close_matches(name, built_in, n=1)
     if not close and re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", name):
         close = [f"timm/{name}"]
-    hint = f"did you mean {close[0]!r}?" if close else "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    hint = "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    if close:
+        hint = f"did you mean {close[0]!r}?"
     raise ValueError(f"unknown model {word!r}: {hint}")
 
 
@@ -243,9 +275,11 @@ def _check_data(word: str) -> None:
     if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
         return
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
-    known = "a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
-    other = _near_folder(word) or f"there is no such folder; give {known}"
-    hint = f"did you mean {close[0]}?" if close else other
+    hint = _near_folder(word)
+    if close:
+        hint = f"did you mean {close[0]}?"
+    elif not hint:
+        hint = "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
     raise ValueError(f"unknown data {word!r}: {hint}")
 
 
@@ -257,4 +291,6 @@ def _near_folder(word: str) -> str:
     except OSError:
         return ""
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
-    return f"did you mean {path.parent / close[0]}?" if close else ""
+    if not close:
+        return ""
+    return f"did you mean {path.parent / close[0]}?"

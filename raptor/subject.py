@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -52,23 +52,32 @@ class Subject(Record):
     @classmethod
     def of(cls, model: Model, images: Images | None = None, surrogate: Model | None = None) -> Self:
         """The subject of a result about `model` on `images`; with a `surrogate`, `model` is its teacher."""
-        name, weights = model.name, model.fingerprint()
-        return cls(
-            model=name if surrogate is None else surrogate.name,
-            weights=weights if surrogate is None else surrogate.fingerprint(),
-            size=model.preprocess.size,
-            data=None if images is None else images.name,
-            num_images=None if images is None else len(images),
-            images=None if images is None else images.fingerprint(),
-            teacher=None if surrogate is None else name,
-            teacher_weights=None if surrogate is None else weights,
+        found = cls(model.name, model.fingerprint(), model.preprocess.size)
+        if surrogate is not None:
+            found = replace(
+                found,
+                model=surrogate.name,
+                weights=surrogate.fingerprint(),
+                teacher=found.model,
+                teacher_weights=found.weights,
+            )
+        if images is None:
+            return found
+        return replace(
+            found,
+            data=images.name,
+            num_images=len(images),
+            images=images.fingerprint(),
             left_out=getattr(images, "left_out", None) or None,
         )
 
     def __str__(self) -> str:
-        against = "" if self.teacher is None else f" against {self.teacher}"
-        on = "" if self.data is None else f" on {self.data}"
-        return f"{self.model}{against}{on} at {self.size} px"
+        text = self.model
+        if self.teacher is not None:
+            text += f" against {self.teacher}"
+        if self.data is not None:
+            text += f" on {self.data}"
+        return f"{text} at {self.size} px"
 
 
 def other_models(own: Subject, other: Subject) -> list[str]:
@@ -116,7 +125,9 @@ def check_place(folder: str | Path, own: Subject, *files: str) -> None:
         held = _read_subject(path)
         if held is None or path.name == "images.json":  # `raptor report` measures images.json again where it must
             continue
-        others = differences(own, held) if path.name in files else other_models(own, held)
+        # Other results of the same model may be about other images: a probe is, of a certificate.
+        compared = differences if path.name in files else other_models
+        others = compared(own, held)
         if others:
             raise RunError(f"{path} is about {' and '.join(others)}: choose another --out")
 
@@ -159,4 +170,6 @@ def _other_model(name: str, weights: str | None, other_name: str, other_weights:
         is_same = name == other_name
     if is_same:
         return []
-    return [f"other weights of {other_name}" if name == other_name else f"another model, {other_name}"]
+    if name == other_name:
+        return [f"other weights of {other_name}"]
+    return [f"another model, {other_name}"]
