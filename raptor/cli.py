@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
@@ -34,7 +34,9 @@ _ONLY_TYPED = ("module", "trust_hub", "config")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit code: 0 when the result is saved; 2 with one line when the input was
     wrong; 130 when it was stopped."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:]
+    if argv is not None:
+        words = list(argv)
     with safe_streams(), stopped_by_signals():
         try:
             return _run(words)
@@ -43,13 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if not is_users(error):
                 raise
-            return _fail(130 if type(error).__name__ == "Interrupted" else 2, one_line(error))
+            # By name, because `raptor.run` imports torch.
+            was_stopped = type(error).__name__ == "Interrupted"
+            return _fail(130 if was_stopped else 2, one_line(error))
 
 
 def _fail(code: int, line: str) -> int:
     """Say why this process ended. torchrun or srun then ends the other ranks."""
     rank = started_processes()[0]
-    print("raptor:", f"rank {rank} on {socket.gethostname()}: {line}" if rank else line, file=sys.stderr)
+    if rank:
+        line = f"rank {rank} on {socket.gethostname()}: {line}"
+    print("raptor:", line, file=sys.stderr)
     return code
 
 
@@ -70,8 +76,9 @@ def config_of(name: str) -> type[Config]:
     """The config of a command."""
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(COMMANDS)}"
-        raise ValueError(f"unknown command {name!r}{hint}")
+        if close:
+            raise ValueError(f"unknown command {name!r}: did you mean {close[0]}?")
+        raise ValueError(f"unknown command {name!r}: choose from {', '.join(COMMANDS)}")
     return COMMANDS[name][0]
 
 
@@ -82,18 +89,24 @@ def run_command(name: str, words: list[str]) -> int:
     if "-h" in words or "--help" in words or "--help-all" in words:
         print(help_of(name, everything="--help-all" in words), flush=True)
         return 0
-    as_json = "--json" in words
-    with _output_to_stderr() if as_json else nullcontext():  # a module of one's own may print
-        config = parse(name, kind, [word for word in words if word != "--json"])
-        function = name.replace("-", "_")
-        result = getattr(import_module(f"raptor.commands.{function}"), function)(config)
-    if started_processes()[0] != 0:  # only rank 0 prints
+    if "--json" not in words:
+        result = _call(name, kind, words)
+        if hasattr(result, "text") and started_processes()[0] == 0:  # the other ranks have the same result
+            print(result.text(), flush=True)
         return 0
-    if as_json and result is not None:
-        print(json.dumps(result.to_dict() if hasattr(result, "to_dict") else result, default=str), flush=True)
-    elif hasattr(result, "text"):
-        print(result.text(), flush=True)
+    words.remove("--json")
+    with _output_to_stderr():  # a module of the user's own may print
+        result = _call(name, kind, words)
+    if result is not None and started_processes()[0] == 0:
+        print(json.dumps(result.to_dict(), default=str), flush=True)
     return 0
+
+
+def _call(name: str, kind: type[Config], words: Sequence[str]) -> Any:
+    """The result of a command's function, whose module only is imported."""
+    config = parse(name, kind, words)
+    function = name.replace("-", "_")
+    return getattr(import_module(f"raptor.commands.{function}"), function)(config)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from raptor.certificate.heads import Head, given_head, head_batches, resolve_head
 from raptor.config import DynamicsConfig
 from raptor.data import ChosenData, ImageData, ImageStream, iterate, open_data
-from raptor.data.split import own_validation
+from raptor.data.split import part_read
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
@@ -118,9 +118,6 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     if config.split is None and surrogate is None and not _fits_a_head(main, data, config):
         data = replace(data, split="own")
     images = data.judged(config.num_images, main.preprocess.size)
-    read_split = data.split
-    if read_split == "own":
-        read_split = "all" if own_validation(images.parts) is None else "val"
     subject = ranks.first(lambda: Subject.of(main, images, surrogate))
     ranks.first(lambda: check_place(folder, subject, DynamicsFile.FILE, InterventionsFile.FILE))
     batches = iterate(
@@ -159,7 +156,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         sides[side] = found
     facts: dict[str, Any] = dict(
         data=data.name,
-        split=read_split,
+        split=part_read(data.split, images.parts),
         image_size=main.preprocess.size,
         phases=list(cut.lengths),
         class_names=_class_names(images, chosen),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from raptor.config import PhasesConfig
 from raptor.data import ChosenData, iterate
-from raptor.data.split import own_validation
+from raptor.data.split import part_read
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.phases.study import PhasesFile, check_cuts, study_phases
 from raptor.provenance import Provenance, command
@@ -22,6 +25,14 @@ from raptor.vit.saved import check_folder_of, is_surrogate
 from raptor.vit.view import ViT
 
 
+@dataclass
+class _Compared:
+    """A model whose matrix is shown: `side` is teacher or surrogate where both are."""
+
+    side: str
+    vit: ViT
+
+
 @command(PhasesConfig)
 def phases(config: PhasesConfig) -> SavedPhases:
     """Layer-layer similarity, the phases depth falls into, and the heatmap figure."""
@@ -29,41 +40,32 @@ def phases(config: PhasesConfig) -> SavedPhases:
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
-    models = config.models
-    views: list[tuple[str, ViT]] = []
-    opening: dict[str, Any] = {**config.of_teacher(), **config.opening()}
-    of_runs = [is_surrogate(folder_of(name)) for name in models]
-    for name, is_run in zip(models, of_runs):
-        own = opening if is_run or not any(of_runs) else {**opening, "teacher": None}  # it is that of the runs
-        with seeded():
-            surrogate, model = open_pair(name, device=ranks.device, **own)
-        views += [("", model)] if surrogate is None else [("teacher", model), ("surrogate", surrogate)]
-    views = [(side, vit) for (side, _), vit in zip(views, tell_apart([vit for _, vit in views]))]
-    for _, vit in views:
-        check_cuts(vit, config.k, config.method, config.score, config.min_length, config.tokens)
-    about = folder_of(models[0]) if len(models) == 1 else views[0][1]
-    # A comparison of several models is named by the first, and goes into no folder of theirs.
-    folder = ranks.first(
-        lambda: check_folder(config.out) if config.out else result_folder(None, about, "phases", config.weights_name())
-    )
-    if len(models) == 1:
-        check_folder_of(folder, folder_of(models[0]), surrogate, model)
+    is_single = len(config.models) == 1
+    named = folder_of(config.models[0])
+    has_run = any(is_surrogate(folder_of(model)) for model in config.models)
+    compared = _open_models(config, ranks.device, has_run)
+    for one in compared:
+        check_cuts(one.vit, config.k, config.method, config.score, config.min_length, config.tokens)
+    main = compared[0].vit
+    folder = ranks.first(lambda: _choose_folder(config, named, main))
     # Nothing is fitted, so that images need not be held out: only a run has images that its surrogate was trained on.
-    split = config.split or ("val" if any(of_runs) else "own")
-    chosen = ChosenData.of(folder_of(models[0]), {**vars(config), "split": split})
-    images_of = [chosen.judged(config.num_images, vit.preprocess.size) for _, vit in views]
+    split = config.split
+    if split is None:
+        split = "val" if has_run else "own"
+    chosen = ChosenData.of(named, {**vars(config), "split": split})
     subject = None  # a comparison of several models is not about one
-    if len(models) == 1:
-        subject = ranks.first(lambda: Subject.of(model, images_of[0], surrogate))
+    # Scenes are drawn at the size of each model.
+    images_of = [chosen.judged(config.num_images, one.vit.preprocess.size) for one in compared]
+    if is_single:
+        surrogate = compared[1].vit if has_run else None
+        check_folder_of(folder, named, surrogate, main)
+        subject = ranks.first(lambda: Subject.of(main, images_of[0], surrogate))
         ranks.first(lambda: check_place(folder, subject, PhasesFile.FILE))
     entries = []
-    for (side, vit), images in zip(views, images_of):
-        read_split = split
-        if split == "own":
-            read_split = "all" if own_validation(images.parts) is None else "val"
+    for one, images in zip(compared, images_of):
         batches = iterate(
             images,
-            vit.preprocess,
+            one.vit.preprocess,
             config.batch_size,
             device=ranks.device,
             num_workers=config.num_workers,
@@ -71,7 +73,7 @@ def phases(config: PhasesConfig) -> SavedPhases:
             shuffle=True,
         )
         entry = study_phases(
-            vit,
+            one.vit,
             batches,
             config.k,
             config.method,
@@ -83,6 +85,39 @@ def phases(config: PhasesConfig) -> SavedPhases:
             config.twin,
             config.sample_images,
         )
-        entries.append(replace(entry, side=side, data=chosen.name, split=read_split, bad_images=batches.bad_images()))
+        entries.append(
+            replace(
+                entry,
+                side=one.side,
+                data=chosen.name,
+                split=part_read(split, images.parts),
+                bad_images=batches.bad_images(),
+            )
+        )
     found = PhasesFile(entries, Provenance.since(started, device), subject)
     return ranks.first(lambda: save_phases(found, folder))
+
+
+def _open_models(config: PhasesConfig, device: torch.device, has_run: bool) -> list[_Compared]:
+    """The models in their order; of a run, its teacher and then its surrogate."""
+    found: list[_Compared] = []
+    for model in config.models:
+        options: dict[str, Any] = {**config.of_teacher(), **config.opening()}
+        if has_run and not is_surrogate(folder_of(model)):
+            options["teacher"] = None  # --teacher is of the runs
+        with seeded():
+            surrogate, vit = open_pair(model, device=device, **options)
+        if surrogate is None:
+            found.append(_Compared("", vit))
+        else:
+            found += [_Compared("teacher", vit), _Compared("surrogate", surrogate)]
+    apart = tell_apart([one.vit for one in found])
+    return [_Compared(one.side, vit) for one, vit in zip(found, apart)]
+
+
+def _choose_folder(config: PhasesConfig, named: Any, main: ViT) -> Path:
+    if config.out is not None:
+        return check_folder(config.out)
+    if len(config.models) > 1:
+        return result_folder(None, main, "phases")  # named by the first model, and not in its run folder
+    return result_folder(None, named, "phases", config.weights_name())

@@ -99,6 +99,15 @@ def own_validation(parts: Sequence[str | None]) -> str | None:
     return None
 
 
+def part_read(split: Split, parts: Sequence[str | None]) -> Split:
+    """The part that a split means: `own` is the data's validation part, or all of it without one."""
+    if split != "own":
+        return split
+    if own_validation(parts) is None:
+        return "all"
+    return "val"
+
+
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
     """The indices of one split.
 
