@@ -55,6 +55,7 @@ class _Whole(nn.Module):
 def trace(vit: ViT, states: bool = False) -> Any:
     """The graph of torch.export for a batch of any size; ValueError with the reason if torch.export refuses."""
     size = vit.preprocess.size
+    # Two images: torch.export would take a batch of one for a constant.
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     batch = torch.export.Dim("batch", min=1, max=_LARGEST_BATCH)
     try:
@@ -107,6 +108,7 @@ def read_pt2(path: Path, vit: ViT) -> Exported:
     assert found.issuperset(names), "both graphs were traced alike"
 
     def record(images: Tensor) -> tuple[list[Tensor], Tensor]:
+        # The graph itself is run, node by node: hooks see no blocks in it.
         keeper = _Keeper(module, set(names))
         with torch.no_grad():
             output = keeper.run(images)
@@ -189,6 +191,7 @@ def read_onnx(path: Path, states: list[str]) -> Exported:
     def open_session(model: Any) -> Any:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
+    # Two sessions, because states that are outputs keep onnxruntime from merging operations, which costs time.
     plain = open_session(str(path))
     # The very file, except that it also gives out its states.
     model = onnx.load(str(path))

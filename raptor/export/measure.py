@@ -154,6 +154,7 @@ def measure_runners(runners: list[Runner], teacher: ViT, batches: Iterable[Batch
         if head is not None:
             classes_b = head.logits(teacher, taught[-1], teacher_output).argmax(-1)
         for n, runner in enumerate(runners):
+            # Several rows are of one model, whose states are computed once per batch.
             if id(runner.own) not in owned:
                 owned[id(runner.own)] = runner.own.record(images)[0]
             states, output = runner.exported.record(images)
@@ -190,6 +191,7 @@ def time_runners(runners: list[Runner], size: int, num_calls: int) -> None:
             spent.append([])
         for call in track(range(num_calls + 1), f"time batches of {batch}"):
             for n, runner in enumerate(runners):
+                # Nothing waits for a device: every form runs on the CPU.
                 begin = time.perf_counter()
                 runner.exported.run(images)
                 if call > 0:  # the first one warms up caches

@@ -92,6 +92,7 @@ def _round_to_eight_bits(vit: ViT) -> None:
     with quiet():
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
         from torchao.utils import unwrap_tensor_subclass
+    # By identity: torchao gives names below the module it is called on.
     chosen = {id(layer) for _, layer in rounded_layers(vit)}
     quantize_(vit.model, Int8WeightOnlyConfig(), filter_fn=lambda module, _name: id(module) in chosen)
     unwrap_tensor_subclass(vit.model)  # a file with torchao's own tensors could not be read without torchao
