@@ -384,6 +384,14 @@ def open_fabric(device: str, precision: str) -> Any:
     return fabric
 
 
+def processes_here() -> int:
+    """How many processes of this command share this machine."""
+    world = started_processes()[1]
+    if world == 1:
+        return 1
+    return _processes_per_node(world)[0]
+
+
 def _processes_per_node(world: int) -> tuple[int, int]:
     """Processes on each node, and the number of nodes, as torchrun or srun tells them."""
     if "RANK" in os.environ:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from raptor.data.names import PackedNames
 from raptor.data.preprocess import Preprocess, as_rgb
 from raptor.data.split import choose_sample, split_keys
+from raptor.devices import processes_here
 
 Progress = Callable[[int, int], None]
 """Called with (images done, images in total)."""
@@ -436,9 +437,8 @@ def choose_workers(num_images: int) -> int:
     num_cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # a container or a job may have fewer than the machine
         num_cores = len(os.sched_getaffinity(0))
-    # All ranks of a machine decode at once, and each has its own workers.
-    num_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1))
-    return min(_MAX_WORKERS, max(0, num_cores // num_ranks - 1))
+    # All processes of a machine decode at once, and each has its own workers.
+    return min(_MAX_WORKERS, max(0, num_cores // processes_here() - 1))
 
 
 def chunks_of(indices: list[int], size: int) -> list[list[int]]:

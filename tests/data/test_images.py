@@ -75,8 +75,10 @@ def test_a_large_jpeg_may_be_decoded_smaller_for_training(tmp_path: Path) -> Non
 
 def test_workers_are_chosen_by_the_images_and_the_cores(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
     assert choose_workers(100) == 0 and choose_workers(10**6) == 8
+    monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert choose_workers(10**6) == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
