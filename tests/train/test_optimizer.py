@@ -86,6 +86,7 @@ def test_a_second_step_along_the_same_gradient_has_its_direction_and_size() -> N
     torch.testing.assert_close(momentum, (1 - 0.95) * torch.eye(16))  # torch's: a running mean, not a sum
     muon.step()
     torch.testing.assert_close(momentum, (1 - 0.95**2) * torch.eye(16))
+    assert muon.defaults["ns_steps"] == 5  # as docs/method.md states
 
 
 def test_adamw_keeps_two_moments_of_the_size_of_a_parameter_and_muon_one() -> None:
