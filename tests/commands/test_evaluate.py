@@ -192,7 +192,7 @@ def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytes
     found = evaluate(str(run), **measured).certificate
     assert found.predictions["teacher_accuracy"].value == known.teacher_accuracy
     assert looked_at.count(12) == 1
-    with pytest.raises(RunError, match=r"another config \(classes\.fingerprint"):
+    with pytest.raises(RunError, match=r"another config \(--classes\.fingerprint"):
         distill(str(tmp_path / "tiny"), str(photos), classes="names.txt", **options)
 
 
