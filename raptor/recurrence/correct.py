@@ -79,9 +79,11 @@ def correct_findings(sides: dict[str, list[Correction]]) -> list[str]:
                 continue
             shares, best = max(hurt, key=lambda pair: max(pair[0][1:]))
             most = max(shares[1:])
+            # In images: all of the agreement that one image has lost may come back by chance.
+            num_lost = round((1 - best.agreement[0]) * best.num_images)
             found.append(
-                f"{name}: at best {most:+.0%} of the lost agreement comes back ({1 - best.agreement[0]:.1%} was lost, "
-                f"phase {best.phase}, further steps: {shares.index(most, 1)})"
+                f"{name}: at best {most:+.0%} of the lost agreement comes back ({num_lost} of {best.num_images} images "
+                f"were lost, phase {best.phase}, further steps: {shares.index(most, 1)})"
             )
     return found
 

@@ -72,7 +72,8 @@ def test_correcting() -> None:
     most = 0.0
     for side in ("surrogate", "teacher"):
         for one in CORRECT.sides[side]:
-            if one.recovered is not None:
+            # One image that comes back by chance is all of what a weak disturbance takes.
+            if one.recovered is not None and one.agreement[0] <= 0.95:
                 most = max(most, *one.recovered[1:])
     assert f"at most {most:.0%} of the lost agreement" in PAGE
     for one in CORRECT.sides["surrogate"]:

@@ -73,7 +73,7 @@ def test_the_finding_is_of_the_phase_that_brings_back_most() -> None:
     (line,) = correct_findings({"surrogate": rows})
     assert (
         line.startswith("surrogate, noise 0.3: at best +50% of the lost")
-        and "50.0% was lost, phase 2, further steps: 1)" in line
+        and "(5 of 10 images were lost, phase 2, further steps: 1)" in line
     )
     assert "no agreement is lost" in correct_findings({"twin": [Correction("blur", 3, 1, [1, 1], [1, 1], 9)]})[0]
 
