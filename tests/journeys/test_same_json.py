@@ -25,6 +25,8 @@ LINES = [
     f"probe run --closed_form ridge {CPU}",
     f"probe run --task segment --data scenes --train_images 4 --num_images 2 --epochs 1 --lrs 0.1 --size 24 {CPU}",
     f"dynamics run --num_images 6 {CPU}",
+    f"watch run --num_images 6 --false_alarms 0.5 {CPU}",
+    f"correct run --num_images 6 --extra 1 {CPU}",
     "report run --device cpu",
     f"states run --num_images 4 {CPU}",
 ]
@@ -33,6 +35,8 @@ NO_JSON = {
     "study": "runs phases, dynamics and report",
     "models": "only prints",
     "show": "writes pictures",
+    "depth": "its numbers are times",
+    "edit": "needs a model that tells classes apart",
     "explore": "serves a page",
     "export": "its numbers are of the file that it writes",
 }
