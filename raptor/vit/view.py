@@ -169,9 +169,12 @@ class ViT:
         # Stand-ins keep the model's own code for positions, prefix tokens and arguments. What comes after the last
         # block is not run: it may cost more than the embedding, and only `finish` needs it.
         last = self.num_layers
-        recorders = {layer: Recorder(self.returns_tuple, last=layer == last) for layer in range(1, last + 1)}
+        recorders: dict[int, Recorder] = {}
+        for layer in range(1, last + 1):
+            recorders[layer] = Recorder(self.returns_tuple, last=layer == last)
         with replaced_blocks(self, recorders), suppress(LastBlockReached):
             self(images)
+        # Every recorder hands on a_0, so only the first one's state is meant; the arguments are each block's own.
         return recorders[1].state, Context([recorder.call for recorder in recorders.values()])
 
     def step(self, layer: int, x_btd: Tensor, context: Context) -> Tensor:
@@ -193,7 +196,9 @@ class ViT:
         size = self.preprocess.size
         # The blank images only set the batch size: the last block returns `a_L` whatever it is given.
         blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=self.dtype)
-        steps: dict[int, nn.Module] = {layer: Recorder(self.returns_tuple) for layer in range(1, self.num_layers)}
+        steps: dict[int, nn.Module] = {}
+        for layer in range(1, self.num_layers):
+            steps[layer] = Recorder(self.returns_tuple)
         steps[self.num_layers] = Constant(x_btd, self.returns_tuple)
         with replaced_blocks(self, steps):
             return self(blank)
@@ -207,7 +212,9 @@ class ViT:
                     "use images[None] for a single image"
                 )
             return images
-        several = [images] if isinstance(images, Picture) else images
+        several = images
+        if isinstance(images, Picture):
+            several = [images]
         pictures = given_images(several)
         if pictures is None:
             raise ValueError(f"{images} are not image files: open a folder or a set with raptor.iterate")
@@ -250,6 +257,7 @@ class ViT:
         `names_filter` chooses them: a name such as `blocks.5.attn.hook_pattern`, several, or a function of a name.
         """
         chosen = choose_names(self.num_layers, names_filter)
+        # Only what is asked for is computed: attention patterns of all blocks may not fit into memory.
         parts = {part for part, _ in chosen.values() if part}
         layers = {number for part, number in chosen.values() if part}
         states, output, inside = self.record(images, sorted(parts), sorted(layers))
@@ -322,7 +330,8 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
 
     blocks = vit.blocks
     handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    handles += [block.register_forward_hook(leave) for block in blocks]
+    for block in blocks:
+        handles.append(block.register_forward_hook(leave))
     try:
         yield states
     finally:
