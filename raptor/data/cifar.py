@@ -60,6 +60,12 @@ def _load_pickle(name: str, content: bytes) -> dict[str, Any]:
     return {_text(key): value for key, value in values.items()}
 
 
+def _entry(name: str, values: dict[str, Any], key: str) -> Any:
+    if key not in values:
+        raise ValueError(f"{name} has no {key}")
+    return values[key]
+
+
 def _text(value: str | bytes) -> str:
     if isinstance(value, bytes):
         return value.decode("latin1")
@@ -96,7 +102,8 @@ class CifarImages(ImageData):
         names: list[str] = []
         try:
             if has_pickles:
-                classes = list(map(_text, _load_pickle(meta, files[meta])[version.meta["key"]]))
+                names_of_classes = _entry(meta, _load_pickle(meta, files[meta]), version.meta["key"])
+                classes = list(map(_text, names_of_classes))
             for part in ("train", "test"):
                 if has_pickles:
                     own_pixels, own_labels = _read_pickles(files, pickles[part], _LABEL_KEYS[kind])
@@ -127,11 +134,11 @@ def _read_pickles(files: dict[str, bytes], names: list[str], label_key: str) -> 
     labels: list[int] = []
     for name in names:
         batch = _load_pickle(name, files[name])
-        planes = _whole_numbers(batch["data"]).reshape(-1, 3, 32, 32)
+        planes = _whole_numbers(_entry(name, batch, "data")).reshape(-1, 3, 32, 32)
         if planes.dtype != np.uint8:
             raise ValueError(f"its pixels are {planes.dtype} and not uint8")
         pixels.append(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)))
-        labels += _whole_numbers(batch[label_key]).tolist()
+        labels += _whole_numbers(_entry(name, batch, label_key)).tolist()
     return pixels, labels
 
 
