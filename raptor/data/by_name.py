@@ -57,6 +57,15 @@ def spec_text(spec: str | Sequence[str] | ImageData) -> str:
     return " ".join(spec)
 
 
+def recorded_spec(spec: Any) -> Any:
+    """Data as a run's config records it: what a program holds by its name."""
+    if isinstance(spec, ImageData):
+        return as_spec(spec.specs)
+    if isinstance(spec, list | tuple):
+        return [recorded_spec(one) for one in spec]
+    return spec
+
+
 def open_data(
     spec: Any,
     split: Split = "train",

@@ -13,7 +13,7 @@ from raptor.certificate.heads import Head
 from raptor.config import DistillConfig
 from raptor.data import ChosenData, ImageData
 from raptor.data.apart import check_apart
-from raptor.data.by_name import as_spec
+from raptor.data.by_name import as_spec, recorded_spec
 from raptor.data.chosen import default_data, labelled_like, tell_of_new_classes
 from raptor.data.classes import for_head
 from raptor.data.stream import TrainStream
@@ -195,7 +195,7 @@ def open_images(config: DistillConfig, teacher: ViT, names: HeadNames) -> Images
     val = chosen.judged(config.num_images, side, like=train)
     head = chosen.labelled(train, val, side)
     tell_of_new_classes(head, val)
-    return Images(train, val, head, data_name, val_name)
+    return Images(train, val, head, recorded_spec(data_name), recorded_spec(val_name))
 
 
 def _given_images(data: Sequence[ImageData], split: str, names: HeadNames) -> Images:

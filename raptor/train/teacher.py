@@ -18,7 +18,7 @@ from raptor.certificate.ridge import is_right
 from raptor.config import TeacherConfig
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.apart import check_apart, describe_images
-from raptor.data.by_name import as_spec, spec_text
+from raptor.data.by_name import as_spec, recorded_spec, spec_text
 from raptor.data.chosen import labelled_like
 from raptor.data.stream import TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
@@ -102,9 +102,13 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     name = f"timm/{config.shape} trained on {spec_text(spec)}"
     vit = _untrained(base, name, size, config.seed).to(fabric.device)
     vit.classes = list(classes)
-    made_with: dict[str, Any] = {"shape": config.shape, "data": spec, "images": describe_images(train_data, val_data)}
+    made_with: dict[str, Any] = {
+        "shape": config.shape,
+        "data": recorded_spec(spec),
+        "images": describe_images(train_data, val_data),
+    }
     if val is not None:
-        made_with["val"] = val
+        made_with["val"] = recorded_spec(val)
     made_with["kwargs"] = kwargs
     for option in _DECISIVE:
         made_with[option] = getattr(config, option)

@@ -172,6 +172,13 @@ def test_opened_data_can_be_given(tmp_path):
     assert all(torch.equal(blocks_of(named)[n], v) for n, v in blocks_of(given).items())
 
 
+def test_a_tensor_can_be_given_and_is_recorded_by_its_name(tmp_path: Path) -> None:
+    pictures = torch.rand(40, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    options = {"phases": [2, 2], "budget": "2steps", "batch_size": 4, "device": "cpu", "out": str(tmp_path / "run")}
+    run = distill(tiny_teacher(), pictures, **options)
+    assert read_config(run.folder)["data"] == "40 images of a Tensor"
+
+
 def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
     assert tiny_run(tmp_path / "same", k=2, budget="2steps").surrogate.phases == Phases((2, 2))
     assert len(tiny_run(tmp_path / "three", phases=None, budget="2steps").surrogate.phases or ()) == 3
