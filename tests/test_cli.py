@@ -9,11 +9,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from raptor.cli import main, parse, run_command, split_words
-from raptor.config import COMMANDS, DistillConfig, PhasesConfig
+from raptor.config import COMMANDS, DistillConfig, ModelsConfig, PhasesConfig
 from raptor.run import Interrupted
 from raptor.terminal.help import EXAMPLES, help_of
 
@@ -183,7 +184,10 @@ def test_words_are_the_arguments_of_python(words: str, config: DistillConfig) ->
 
 
 def test_the_optional_word_of_models_may_stand_after_a_flag(monkeypatch, capsys):
-    monkeypatch.setattr(import_module("raptor.commands.models"), "models", vars)
+    def given(config: ModelsConfig) -> SimpleNamespace:
+        return SimpleNamespace(to_dict=lambda: vars(config))
+
+    monkeypatch.setattr(import_module("raptor.commands.models"), "models", given)
     for words in (["--json", "dinov2"], ["dinov2", "--json"]):
         assert main(["models", *words]) == 0
         assert json.loads(capsys.readouterr().out)["filter"] == "dinov2"

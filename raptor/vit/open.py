@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from raptor.data.preprocess import Preprocess
@@ -214,12 +214,28 @@ def _open_module(
     """The view over a module of the user's own, with the weights of a file if one is given."""
     if weights is not None:
         load_weights(module, read_weights(weights), weights)
+    replace_inference_tensors(module)
     images = default_preprocess(module, size) if preprocess is None else resized(preprocess, size)
     vit = inspect_vit(module, name, images, structure, Origin())
     if preprocess is None:  # there may be other models beside the one around the blocks
         vit.preprocess = model_preprocess(module, size, vit.blocks_path)
     vit.opened = Opened(weights=weights)
     return vit
+
+
+def replace_inference_tensors(module: nn.Module) -> None:
+    """Give a module that was made inside `torch.inference_mode` ordinary weights of the same values."""
+    made: dict[int, Tensor] = {}  # a tensor that stands at two places stays one tensor
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for name, tensor in held.items():
+                if tensor is None or not tensor.is_inference():
+                    continue
+                if id(tensor) not in made:
+                    # Outside of that mode torch refuses views of such a tensor, and a copy of it is an ordinary one.
+                    copy = tensor.detach().clone()
+                    made[id(tensor)] = nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
+                held[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:

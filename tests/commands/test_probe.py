@@ -121,7 +121,7 @@ def test_all_frames_of_data_that_are_only_judged_on_are_scored(tmp_path: Path) -
     assert done.results["teacher"].num_images["reported"] == 10
     same = {**given, "val": given["data"]}  # its held-out part
     few["out"] = str(tmp_path / "part")
-    assert probe("scenes", task="depth", **same, **few).results["teacher"].num_images["reported"] == 1
+    assert probe("scenes", task="depth", **{**few, **same}).results["teacher"].num_images["reported"] == 1
 
 
 def test_results_do_not_go_into_the_run_of_another_model(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ LINES = [
     f"train-teacher --data images {MODEL} --budget 3steps --batch_size 4 --out teacher {CPU}",
     f"distill teacher --data images --k 2 --budget 4steps --batch_size 4 --num_images 6 --out run {CPU}",
     f"phases run --k 2 --num_images 6 --out run {CPU}",
+    f"head run --num_images 6 --train_images 6 --batch_size 4 --budget 2steps --bootstrap 5 {CPU}",
     f"evaluate run --num_images 6 --train_images 6 --bootstrap 5 {CPU}",
     f"probe run --closed_form ridge {CPU}",
     f"probe run --task segment --data scenes --train_images 4 --num_images 2 --epochs 1 --lrs 0.1 --size 24 {CPU}",

@@ -57,6 +57,7 @@ OTHERS = {
     "small_step-attention",
     "small_step-merged",
     "small_step-optimizer",
+    "function-cut",
     "trajectory",
     "training",
     "trajectory-cpu",
