@@ -97,7 +97,7 @@ def test_the_demo_ends_with_findings_and_a_page(bare: Path, tmp_path: Path) -> N
     printed = run(bare / "raptor", "demo", *options.split(), cwd=tmp_path)
     for step in range(1, 6):
         assert f"== {step} of 5" in printed
-    for start in ("phases: three give", "verdict: ", "probes: share of the teacher's score"):
+    for start in ("phases: three give", "verdict: ", "depth: the surrogate keeps"):
         assert start in printed
     assert printed.strip().endswith("the page: demo/report.html")
     out = tmp_path / "demo"
