@@ -33,10 +33,11 @@ test-browser: setup
 wheel-test: setup
 	$(BIN)/python -m pytest tests/journeys/test_wheel.py
 
-# The tests build it too.
+# The site in a browser: its search box needs a server. The tests build the site too.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo 'the site: site/index.html'
+	@echo 'the site: http://127.0.0.1:8000 (Ctrl-C ends it)'
+	@$(BIN)/python -m http.server --directory site --bind 127.0.0.1 8000
 
 lint: setup
 	$(BIN)/ruff check .
