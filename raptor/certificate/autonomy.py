@@ -138,6 +138,7 @@ def check_autonomous(other: ViT, surrogate: ViT, name: str) -> None:
         raise ValueError(f"{name} is not autonomous: distil one with --conditioning none")
     ours = list(surrogate.phases or ())
     theirs = list(other.phases or ())
+    # With other phases the difference would also hold the price of another cut.
     if ours != theirs:
         lengths = " ".join(map(str, ours))
         raise ValueError(
@@ -165,6 +166,7 @@ def measure_autonomy(
     """
     check_pair(other, teacher)
     check_autonomous(other, surrogate, name)
+    # Both reservoirs have one seed and so keep the same images, without which the errors could not be paired.
     own = follow(surrogate, teacher, batches, head, precision)
     without = follow(other, teacher, batches, head, precision)
 
@@ -210,6 +212,7 @@ def _r2_price(ours: Curves, theirs: Curves, bootstrap: int, seed: int) -> Price:
     ends = statistic_interval(columns, lambda e, e_own, d: (e - e_own) / d, bootstrap, seed)
     own = float(ours.r2["all"][-1])
     other = float(theirs.r2["all"][-1])
+    # The other way round than for errors, because a larger R2 is better and a price is a loss.
     return _price(own, other, own - other, ends)
 
 

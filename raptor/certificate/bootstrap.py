@@ -24,6 +24,7 @@ def jackknife_interval(value: float, left_out: Array) -> tuple[float, float]:
     """The interval of a value by Student's t, from the values without each of several equal parts of the images."""
     num = len(left_out)
     error = np.sqrt((num - 1) / num * ((left_out - left_out.mean()) ** 2).sum())
+    # The parts are few, and the normal quantile would make the interval too narrow.
     half = stats.t.ppf(_ENDS[1], num - 1) * error
     return value - half, value + half
 
@@ -62,6 +63,7 @@ def statistic_interval(
     shape = columns[0].shape[1:]
     flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
     means = resampled_means(flat, num_resamples, seed).reshape(num_resamples, len(columns), *shape)
+    # A resample may hold nothing to divide by. NaN is then the right answer, and no reason for a warning.
     with np.errstate(divide="ignore", invalid="ignore"):
         return interval(statistic(*np.moveaxis(means, 1, 0)))
 
@@ -76,6 +78,7 @@ def quantile_intervals(
     """
     num_images = len(values)
     ordered = np.sort(values, axis=0)
+    # A quantile is one of the values, not a point between two: only then its resamples are ranks.
     places = np.array([max(0, int(np.ceil(q * num_images)) - 1) for q in quantiles])
     if num_resamples == 0 or num_images == 1:
         return ordered[places], np.full((len(places), 2, *values.shape[1:]), np.nan)
@@ -84,6 +87,7 @@ def quantile_intervals(
     for start in range(0, num_resamples, CHUNK):
         rows = min(CHUNK, num_resamples - start)
         drawn = rng.integers(num_images, size=(rows, num_images))
+        # Only these ranks have to stand in their places. A partition sees to that without a full sort.
         drawn.partition(np.unique(places), axis=1)
         ranks[start : start + rows] = drawn[:, places]
     # An end of the interval is one of the values too, so ranks are not interpolated.

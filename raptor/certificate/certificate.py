@@ -156,6 +156,7 @@ class Certificate(ResultFile):
     def to_dict(self) -> dict[str, Any]:
         """Everything but the values of single images; Definition 1 and the verdict first."""
         saved = super().to_dict()
+        # JSON keeps the order of its entries, and a reader of the file must see the verdict before the numbers.
         del saved["verdict"], saved["definition"]
         return {
             "lines": self.first_lines(),
@@ -276,6 +277,7 @@ class Certificate(ResultFile):
             rows.append(Kept("accuracy", of_teacher, own, refitted, *shares))
         if "agreement" in scores:
             shares = [scores["agreement"], scores.get("refitted_agreement"), self.floors.get("agreement")]
+            # The teacher agrees with itself on every image, so that agreement is a share of its score already.
             rows.append(Kept("agreement", None, None, None, *shares))
         return rows
 

@@ -73,6 +73,7 @@ class LevinPair(Record):
 def count_flops(vit: ViT) -> int:
     """FLOPs of one forward pass on one image, see `flops_of`."""
     size = vit.preprocess.size
+    # The number of operations does not depend on the pixels.
     images = torch.zeros(1, 3, size, size, device=vit.device)
     return flops_of(vit, lambda: vit(images))
 
@@ -143,6 +144,7 @@ def run_times(
 def _timed_round(models: dict[str, ViT], images: Tensor, precision: str) -> dict[str, float]:
     spent = {}
     for name, vit in models.items():
+        # Kernels of a GPU run behind the host: without this the clock would also count those of the model before.
         _wait(images.device)
         begin = time.perf_counter()
         with autocast(precision, images.device):
@@ -170,6 +172,8 @@ def description_bits(parameters: Sequence[Tensor], precision: str) -> int:
     bits = 0
     for p in parameters:
         if p.ndim > 1:
+            # One scale for each row, as `rate.whole_numbers` rounds: these are the bits of the error that is measured
+            # there.
             bits += BITS[precision] * p.numel() + _SCALE_BITS * p.shape[0]
         else:
             bits += BITS["fp16"] * p.numel()
@@ -184,12 +188,14 @@ def check_precision(precision: str) -> None:
 def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> LevinBound:
     """The bound of one model. `flops`: counted here unless given."""
     own = list(block_list(vit).parameters())  # a tied block is listed once
+    # By identity, because surrogate and teacher have other names for the weights of their blocks.
     inside = {id(p) for p in own}
     shared = [p for p in vit.model.parameters() if id(p) not in inside]
     flops = count_flops(vit) if flops is None else flops
     num_layers = vit.num_layers
     num_blocks = len(vit.phases) if vit.phases else num_layers
     weight_bits = description_bits(own, precision)
+    # The paper states O(k log L). With a constant of 1 it is an upper bound of the exact count below.
     schedule_bits = num_blocks * math.log2(num_layers)
     return LevinBound(
         precision=precision,
@@ -207,6 +213,7 @@ def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> 
 def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, LevinPair]:
     """Precision -> the bounds of both sides."""
     sides = {"surrogate": surrogate, "teacher": teacher}
+    # Counted once, because rounded weights take as many operations.
     flops = {side: count_flops(vit) for side, vit in sides.items()}
     bounds = {}
     for precision in _BOUNDED:

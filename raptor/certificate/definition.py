@@ -106,8 +106,10 @@ def judge_definition(
     error_n = curves.image_error[:, layer, 0]
     norm_n = curves.image_norm[:, layer, 0]
     ratio_n = curves.image_relative[:, layer, 0]
+    # A ratio that some image has, not a point between two of them.
     q95, q99 = np.quantile(ratio_n, (0.95, 0.99), method="inverted_cdf")
     hardest = []
+    # A stable sort names the same image every time where ratios are equal.
     for row in (-ratio_n).argsort(kind="stable")[:_NUM_HARDEST]:
         hardest.append(HardImage(names[row], float(ratio_n[row])))
     return Definition(
@@ -139,6 +141,7 @@ def bernstein_bound(error_n: Array, norm_n: Array, level: float = LEVEL) -> floa
     taken as the largest one possible.
     """
     num_images = len(error_n)
+    # The range term divides by N - 1.
     if num_images < 2:
         return float("inf")
     log_term = np.log(2 / ((1 - level) / 2))

@@ -135,6 +135,7 @@ def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Boun
     spans = (*bounds, (0, t.shape[2]))
     image_lbgv = torch.stack([token_lbtv[:, :, a:b].sum(2) for a, b in spans], dim=2)
     for g, (a, b) in enumerate(spans):
+        # Rounding may take the expanded square below zero.
         image_lbgv[:, :, g, 2] = from_centre_lbtg[:, :, a:b, g].clamp_min(0).sum(2)
     column_lg3d = torch.stack([_column_sums(t[:, :, a:b], error[:, :, a:b]) for a, b in bounds], dim=1)
     return image_lbgv, column_lg3d
@@ -151,6 +152,7 @@ def _cosine(x_square: Tensor, y_square: Tensor, difference_square: Tensor) -> Te
     """Cosine of two vectors given the squared norms of both and of their difference; 0 where one is zero."""
     product = x_square.sqrt() * y_square.sqrt()
     cosine = 0.5 * (x_square + y_square - difference_square) / product.clamp_min(_TINY)
+    # Rounding may take it beyond 1, and with it the bounded R2, which is its square.
     return cosine.clamp(-1, 1)
 
 
@@ -223,6 +225,7 @@ class ErrorCurves:
         places: of its images in the stream, by default those that follow.
         """
         self._check(teacher_states, student_states)
+        # An empty batch has no mean to start from.
         if len(teacher_states[0]) == 0:
             return
         if self._centre is None:
@@ -230,6 +233,7 @@ class ErrorCurves:
         assert self._centre is not None
         image_parts = []
         coordinate_parts = []
+        # TF32 keeps ten bits of a factor, and autocast fewer: too few for the distance between close states.
         with full_precision(teacher_states[0].device):
             for where in self._stacked_layers(teacher_states[1]):
                 t_lbtd = _stack(teacher_states[1:][where])
@@ -277,6 +281,7 @@ class ErrorCurves:
         norms_lgv = _all_first(self._norm_sums.cpu().numpy(), axis=1) / self.num_images
         per_token = image_lgv / (self.num_images * self._token_counts())[None, :, None]
         kept = _all_first(self._reservoir.values().double().cpu().numpy(), axis=2)
+        # A group with one state for all images has no variance and no R2. NaN says so.
         with np.errstate(divide="ignore", invalid="ignore"):
             curves = {
                 "r2": 1 - residual_lgd.sum(-1) / total_lgd.sum(-1),
@@ -287,6 +292,7 @@ class ErrorCurves:
                 "pearson": per_token[..., 4],
                 "bounded_r2": per_token[..., 5],
             }
+            # The deviations of single images are from the centre, which is only near the mean. The total is exact.
             rescale = total_lgd.sum(-1) / image_lgv[..., 2]
         return Curves(
             groups=names,

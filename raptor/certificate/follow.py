@@ -79,6 +79,7 @@ class Followed:
         if "refitted" in of:
             hits["refitted_agreement"] = of["refitted"] == of["teacher"]
         if "label" in of:
+            # The labels are the last column.
             for name in self.columns[:-1]:
                 hits[f"{name}_accuracy"] = of[name] == of["label"]
         # Side by side, so that all shares are resampled with the same images.
@@ -131,9 +132,11 @@ def follow(
     curves = {name: ErrorCurves(teacher.num_layers, teacher.groups) for name in names}
     data = getattr(batches, "data", None)
     found = Followed(curves, getattr(data, "names", ()), getattr(data, "classes", None) or ())
+    # A head of other classes still tells agreement, which needs no label.
     is_scored = head is not None and head.fits(found.classes)
     ranks = sharing(batches)
     centre = ranks.first(lambda: _centre(curves["surrogate"], teacher, batches, precision))
+    # All ranks measure from one point, or their sums of deviations could not be added.
     if centre is not None:
         for each in curves.values():
             each.start(centre.to(teacher.device))
@@ -162,6 +165,7 @@ def follow(
         if nulls is not None:
             for name, states in nulls.states(images, teacher_states, precision).items():
                 curves[name].update(teacher_states, states, batch.places)
+    # All ranks ask together, because one of them may rightly have no image of a small set.
     if not any(ranks.gather(found.images is not None)):
         raise ValueError("no images to certify on: the held-out data is empty")
     reduce_all(ranks, *curves.values(), found.chosen, found.indices)

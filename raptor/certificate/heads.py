@@ -101,12 +101,14 @@ def given_head(file: str | Path, vit: ViT) -> LinearHead:
     """The head in a file; ValueError where it takes other features than the model gives."""
     linear = LinearHead.load(file)
     probe = read_metadata(file)
+    # A file from elsewhere states neither task nor layer, and is not refused for that.
     if probe.get("task", "classify") != "classify":
         raise ValueError(f"the head in {file} is of the task {probe['task']}: give one that classifies")
     if probe.get("layer", str(vit.num_layers)) != str(vit.num_layers):
         raise ValueError(
             f"the head in {file} reads layer {probe['layer']}, not the last one of {vit.name}: give another --head_file"
         )
+    # The width comes last: a head of another layer or task may have the right one.
     takes = linear.weight.shape[1]
     num = num_features(vit)
     if takes != num:
@@ -208,6 +210,7 @@ def resolve_head(
     none = f"no accuracy or agreement: {teacher.name} has no head, none was given and"
     if train_batches is None:
         return None, f"{none} there is no training data"
+    # Of one class every head is right.
     if data is not None and len(data.present()) < 2:
         if data.labels is None:
             return None, f"{none} {data.name} has no labels"
@@ -217,6 +220,7 @@ def resolve_head(
         return None, f"{none} the data has no labels"
     linear, num_fitted = fitted
     linear.classes = own.classes
+    # A head with names refuses other data with as many classes.
     if linear.classes is None and data is not None and len(data.classes or ()) == linear.num_classes:
         linear.classes = data.classes
     fit = replace(own, num_fitted=num_fitted, alpha=float(linear.alpha or 0))
@@ -234,6 +238,7 @@ def _fit_of(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | No
     if len(names) == num_classes:
         fit = replace(fit, classes=names)
     if data is not None:
+        # Sorted by key, so that the order of a listing does not change the name of the labels.
         fit = replace(fit, labels=hash_config({"labels": sorted(zip(data.keys, data.labels or ()))}))
     return fit
 

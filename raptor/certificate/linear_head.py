@@ -43,6 +43,7 @@ class LinearHead(nn.Module):
             raise ValueError(f"a head needs weight (C, F) and bias (C,), not {_shape(weight_cf)} and {_shape(bias_c)}")
         if weight_cf.numel() == 0:
             raise ValueError(f"a head needs at least one class and one feature, not weight {_shape(weight_cf)}")
+        # safetensors refuses tensors that are not contiguous.
         self.register_buffer("weight", weight_cf.float().contiguous())
         self.register_buffer("bias", bias_c.float().contiguous())
         self.alpha = alpha
@@ -115,6 +116,7 @@ def _read_classes(path: Path, num_classes: int) -> list[str] | None:
         return None
     try:
         names = json.loads(text)
+    # Deeply nested JSON ends in a RecursionError, not in a ValueError.
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):

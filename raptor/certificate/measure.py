@@ -68,6 +68,7 @@ def certify(
     check_pair(surrogate, teacher)
     if isinstance(batches, Iterator):
         raise ValueError("batches are gone through more than once: give raptor.iterate(...) or a list, not an iterator")
+    # A plain model has no phases: the null models then take its depth as one.
     phases = Phases.from_lengths(surrogate.phases or [teacher.num_layers])
     notes = []
     nulls = None
@@ -118,6 +119,7 @@ def certify(
             subject=Subject.of(teacher, getattr(batches, "data", None), surrogate),
         )
 
+    # After the reduction only rank 0 has the values of all images.
     return sharing(batches).first(finish)
 
 
@@ -167,10 +169,12 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
         eps[metric] = {}
         for g, group in enumerate(curves.groups):
             curve = getattr(curves, metric)[group]
+            # Without resamples there is no upper end, and `np.maximum` below lets NaN pass.
             upper = np.nan
             if bootstrap:
                 # The maximum is taken within each resample, because another layer may decide in another one.
                 upper = np.quantile(estimates_rlg[:, :, g].max(1), 0.95)
+            # Resamples hold the images of the reservoir, the curve all of them: "at most" must not be below the value.
             eps[metric][group] = Eps(
                 value=jsonable(curve.max()),
                 layer=int(curve.argmax()) + 1,

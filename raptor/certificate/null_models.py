@@ -49,6 +49,7 @@ class NullModels:
         start = teacher_states[0]
         with autocast(precision, start.device):
             tied, _ = self.tied.record(images)
+        # Identity and mean are views: only the other two take memory for each image.
         return {
             "identity": [start] * len(teacher_states),
             "mean": [mean_td.expand_as(start) for mean_td in self.mean_ltd],
@@ -116,6 +117,7 @@ def _first_scales(
 def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
     """Replace each token's mean by the mean of its group, in float32."""
     means_ltd = torch.empty_like(mean_ltd)
+    # By the place of each group, because some models have their registers after the patches.
     for _, where in groups.present():
         means_ltd[:, where] = mean_ltd[:, where].mean(1, keepdim=True)
     return means_ltd.float()
@@ -136,6 +138,7 @@ class LinearFit:
         """Mean and deviation of x and mean of y, per coordinate."""
         x = x_btd.float().flatten(0, -2)
         y = y_btd.float().flatten(0, -2)
+        # A coordinate that is constant in the first batch would be divided by 0.
         return x.mean(0), x.std(0, correction=0).clamp_min(1e-6), y.mean(0)
 
     def start(self, x_mean: Tensor, x_scale: Tensor, y_mean: Tensor) -> None:
@@ -160,6 +163,7 @@ class LinearFit:
         assert self._start is not None
         x_mean, x_scale, y_mean = self._start
         z = torch.cat([(x - x_mean) / x_scale, x.new_ones(len(x), 1)], dim=1)
+        # Normal equations square the condition number, which the ten bits of TF32 do not bear.
         with full_precision(x.device):
             self._gram += z.T @ z
             self._cross += z.T @ (y - y_mean)

@@ -28,6 +28,7 @@ from raptor.vit.trajectory import Trajectories, autocast
 from raptor.vit.view import ViT
 
 NO_EVIDENCE = "the ratio of the Levin bounds follows from k / L by counting and is no evidence of compression"
+# Fewer bits for the teacher than for the surrogate: its curve has to reach the bits of fewer weights.
 PRECISIONS = {"surrogate": ("fp16", "int8", "int4"), "teacher": ("int8", "int6", "int4", "int3")}
 
 
@@ -162,6 +163,7 @@ def measure_rates(
                 if head is not None:
                     own_b = head.logits(vit, own_states[-1], own_output).argmax(-1)
                     agrees_c[place] += (own_b == head.logits(teacher, states[-1], output).argmax(-1)).sum()
+            # In float32, because the difference of two close bf16 states would be mostly rounding.
             errors_cl[place] += _summed_norms([x.float() - y.float() for x, y in zip(states, own_states)])
         num_images += len(images)
     ranks = sharing(batches)
@@ -241,5 +243,7 @@ def whole_numbers(weight: Tensor, precision: str) -> tuple[Tensor, Tensor]:
     rows = weight.flatten(1)
     # Symmetric: one code of 256 is left unused, so that zero stays zero.
     largest = 2 ** (BITS[precision] - 1) - 1
+    # A row of zeros has no largest entry, and no scale of its own.
     scale = (rows.abs().amax(1, keepdim=True) / largest).clamp_min(torch.finfo(torch.float32).tiny)
+    # The largest entry becomes the largest number, so that nothing has to be clipped.
     return (rows / scale).round(), scale

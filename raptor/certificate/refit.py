@@ -46,6 +46,7 @@ class Refitted:
         """Logits (B, C) for a last state of the surrogate, in float32."""
         parameters = dict(surrogate.model.named_parameters())
         own = [parameters[name] for name in self.tensors]
+        # Put back afterwards: the untouched head is judged in the same pass.
         with replaced_weights(own, list(self.tensors.values())):
             return surrogate_logits(surrogate, self.linear, state_btd)
 
@@ -122,10 +123,12 @@ def after_blocks(vit: ViT, head: Head) -> dict[str, nn.Parameter]:
         return {name: p for name, p in vit.model.named_parameters() if id(p) in of_norm}
     named = dict(vit.model.named_parameters())
     required = [parameter.requires_grad for parameter in named.values()]
+    # Zeros will do: only whether a parameter is in the graph matters, not its gradient.
     state_btd = torch.zeros(1, vit.groups.num_tokens, vit.dim, device=vit.device, dtype=vit.dtype)
     try:
         # Asked of the model, because every library has another name for its norm, pooling and head.
         with torch.inference_mode(False), torch.enable_grad():
+            # A frozen parameter would not appear in the graph.
             vit.model.requires_grad_(True)
             output = vit.finish(state_btd).sum()
             gradients = torch.autograd.grad(output, list(named.values()), allow_unused=True)

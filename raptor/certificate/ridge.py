@@ -39,6 +39,7 @@ def fit_ridge(
     labels_n = labels_n.to(features_nf.device)
     alpha = alphas[0]
     if len(alphas) > 1:
+        # On the CPU, so that alpha is chosen on the same images whatever the device is.
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
         held_out, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
@@ -64,12 +65,14 @@ def _ridge_path(
     """A head for every alpha from one eigendecomposition of the features' covariance."""
     z, mean, scale = standardised(features_nf)
     y = F.one_hot(labels_n.long(), num_classes).double()
+    # With centred labels the offset is their mean, and the penalty leaves it alone.
     target = y.mean(0)
     # Features are at most a few thousand, images many: F x F matrices, and every alpha costs only a product.
     values, vectors = torch.linalg.eigh(z.T @ z)
     projected = vectors.T @ (z.T @ (y - target))
     heads = {}
     for alpha in alphas:
+        # Rounding may leave eigenvalues below zero where there are more features than images.
         weight_cf = (vectors @ (projected / (values.clamp_min(0) + alpha)[:, None])).T / scale
         heads[alpha] = LinearHead(weight_cf, target - weight_cf @ mean, alpha)
     return heads
@@ -153,6 +156,7 @@ def head_accuracy(vit: ViT, head: LinearHead, batches: Iterable[Batch], precisio
         num_right += is_right(head(features), batch.labels).sum()
         num += len(features)
     ranks = sharing(batches)
+    # Counts before the ratio, because ranks may have different numbers of images.
     return int(ranks.sum(num_right)) / sum(ranks.gather(num))
 
 

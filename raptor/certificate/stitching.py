@@ -124,6 +124,7 @@ class _Side:
     """One model's states of a batch, and its way from any of them to the end."""
 
     def __init__(self, vit: ViT, images: Tensor) -> None:
+        # Block by block, not by hooks: a hand-over begins in the middle of a model.
         a_0, self._context = vit.embed(images)
         self._vit = vit
         self.states: Sequence[Tensor] = vit.unroll(a_0, self._context)

@@ -198,6 +198,7 @@ def judge(
     groups = {}
     for g, group in enumerate(curves.groups):
         r2 = curves.r2[group]
+        # Without a finite value in its place `argmin` would choose a NaN: a layer without variance has no R2.
         lowest = int(np.argmin(np.where(np.isfinite(r2), r2, np.inf)))
         ends_2l = None if r2_ends is None else r2_ends[..., g]
         found = GroupVerdict(_estimate(r2, ends_2l, -1), _estimate(r2, ends_2l, lowest), lowest + 1)
@@ -254,6 +255,7 @@ def _advantages(curves: Curves, nulls: Mapping[str, Curves], bootstrap: int, see
             difference = [curves.r2[group][-1] - null.r2[group][-1] for group in curves.groups]
         found[name] = np.array([difference, difference])
         if bootstrap and len(ours_nlg) and null.image_error.shape == ours_nlg.shape:
+            # Squared, because R2 compares sums of squares: the sign is then that of the difference in R2.
             gains_ng[name] = null.image_error[:, -1] ** 2 - ours_nlg[:, -1] ** 2
     if gains_ng:
         # One set of resamples for all null models.
