@@ -66,6 +66,7 @@ class Classify:
         self.fit_data = train_data.select(fit)
         self.num_fit = len(fit)
         self.size = (self.preprocess.size, self.preprocess.size)
+        # A batch larger than the data would leave an epoch without a step.
         self.batch_size = min(batch_size, len(fit))
         self.num_outputs = len(classes)
         self.num_features = vit.dim * sum(name in POOLED for name, _ in self.vit.groups.present())
@@ -95,6 +96,7 @@ class Classify:
             labels.add(batch.labels, batch.places)
         if collect:
             reduce_all(self.ranks, features, labels)
+        # A rank without images still takes part in the sums over ranks.
         if not len(features):
             none = torch.zeros(0, device=self.device)
             return none.view(0, self.num_features), none.long()
@@ -220,9 +222,11 @@ def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor
     if own == classes:
         return labels
     number_of = {name: number for number, name in enumerate(classes)}
+    # A data set may name classes that none of its images has.
     for i in sorted(data.present()):
         if own[i] not in number_of:
             raise ValueError(f"class {own[i]} of {data.name} does not occur in the training data")
+    # A -1 stands only for classes without images, so that no label becomes one.
     table = torch.tensor([number_of.get(name, -1) for name in own])
     return table.to(labels.device)[labels]
 
@@ -269,6 +273,7 @@ def logistic_path(
 
 
 def _minimise(z_nf: Tensor, labels_n: Tensor, weight: Tensor, bias: Tensor, penalty: float) -> None:
+    # Without a line search torch always takes the whole step, which may overshoot the minimum.
     optimizer = torch.optim.LBFGS(
         [weight, bias],
         max_iter=500,

@@ -99,6 +99,7 @@ class DenseTask:
     def start(self, seed: int) -> None:
         """As in `Task`. Raise where no pixel of a part has a target: nothing could be learned, or scored."""
         self.seed = seed
+        # Another seed has other orders.
         self._order: tuple[int, Tensor] | None = None
         for store, use in (
             (self.fit, "learn from"),

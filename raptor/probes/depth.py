@@ -49,6 +49,7 @@ class Depth(DenseTask):
         num_rows, num_columns = geometry.grid
         fine = bilinear(num_rows, num_rows * _UPSAMPLE), bilinear(num_columns, num_columns * _UPSAMPLE)
         self.to_fine = on_device(fine, self.device)
+        # The padding goes before the resize. The authors resize it too, which squeezes the picture.
         self.to_target = on_device(geometry.to_target(_UPSAMPLE), self.device)
         self.places = on_device(geometry.cell_centres(_UPSAMPLE), self.device)
         self.eigen = eigen_crop(train_data.frame) if val_data.eigen_crop else None
@@ -152,6 +153,7 @@ def expected_depth(logits: Tensor, bins: Tensor) -> Tensor:
 
 def _is_valid(depths: Tensor, max_depth: float | Tensor) -> Tensor:
     """Where there is a reading within range."""
+    # The limit itself is a reading, also after rounding to float32.
     return (depths >= _MIN_DEPTH) & (depths <= max_depth * (1 + 1e-6))
 
 
@@ -159,6 +161,7 @@ def nearest_bin(depths: Tensor, bins: Tensor) -> Tensor:
     """Index of the nearest bin; 0 where there is no valid reading."""
     step = (bins[-1] - bins[0]) / (len(bins) - 1)
     index = ((depths - bins[0]) / step).round().clamp(0, len(bins) - 1).long()
+    # No bin stands for them: the authors mark them with 255, a real bin, while their loss ignores 256.
     return torch.where(_is_valid(depths, bins[-1]), index, 0)
 
 
@@ -174,6 +177,7 @@ def depth_loss_gradient(logits_bhwc: Tensor, true_bhw: Tensor, bins: Tensor, ran
     predicted = probability @ bins
     # The epsilon on both sides, as in the loss itself: near readings would rule it otherwise.
     g = (predicted + _LOG_EPS).log() - (torch.where(valid, true_bhw, 1.0) + _LOG_EPS).log()
+    # A pixel without a reading must not move the mean, either.
     g = torch.where(valid, g, 0.0)
     mean_g = ranks.add_(g.sum()) / num
     slope = torch.where(valid, 20 * (g - 0.85 * mean_g) / ((predicted + _LOG_EPS) * num), 0.0)

@@ -112,6 +112,7 @@ class Geometry:
 
 def bilinear(num_in: int, num_out: int) -> Tensor:
     """The matrix (num_out, num_in) of bilinear resizing along one side, half-pixel centres."""
+    # Of torch itself, so that the matrix has its rule at the edges.
     return F.interpolate(torch.eye(num_in)[None], size=num_out, mode="linear", align_corners=False)[0].T.contiguous()
 
 
@@ -145,7 +146,9 @@ def crop_images(images_u8: Tensor, boxes: Tensor) -> Tensor:
     rows_bh, columns_bw = _sources(boxes, *on_device(pixel_centres(height, width), boxes.device))
     y_bhw = (2 * rows_bh - 1)[:, :, None].expand(-1, -1, width)
     x_bhw = (2 * columns_bw - 1)[:, None, :].expand(-1, height, -1)
+    # `grid_sample` wants x before y, both in -1..1.
     places = torch.stack([x_bhw, y_bhw], dim=-1)
+    # Half a pixel of a box at the edge lies outside the frame, where zeros would darken it.
     return F.grid_sample(images_u8.float(), places, mode="bilinear", padding_mode="border", align_corners=False)
 
 

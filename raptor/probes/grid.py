@@ -83,6 +83,7 @@ class HeadGrid:
         grads = [p.grad for p in params]
         # Each head is clipped by its own norm, as if it were trained alone.
         norm_g = sum(g.flatten(1).square().sum(dim=1) for g in grads if g is not None)
+        # The 1e-6 is that of `clip_grad_norm_`, to which a test compares.
         clip_g = (_MAX_NORM / (torch.as_tensor(norm_g).sqrt() + 1e-6)).clamp(max=1.0)
         debias = [1 - beta**self.num_steps for beta in _BETAS]
         for p, grad, (mean, square) in zip(params, grads, self.moments):
@@ -147,6 +148,7 @@ def train_heads(
         heads.add_gradients(task.ranks)
         heads.step(lr_factor(step, num_steps))
         if step + 1 == num_steps or (step + 1) % task.steps_per_epoch == 0:
+            # A run that is cut ends within an epoch, which counts as a whole one.
             choice.see(*heads.tensors(), -(-(step + 1) // task.steps_per_epoch))
         if progress is not None:
             progress(step + 1, num_steps)

@@ -102,6 +102,7 @@ def probe(
         weight_decay = own.weight_decay
     # Ties go to the first: the smaller learning rate, the larger penalty.
     if closed_form is not None:
+        # The logistic path also starts each fit from the stronger penalty before.
         grid = sorted(lrs or CLOSED_FORMS[closed_form], reverse=True)
     else:
         grid = sorted(lrs or grid_around(own.lr))
@@ -120,6 +121,7 @@ def probe(
     made: Classify | Segment | Depth
     if task == "classify":
         assert isinstance(train, ImageData) and isinstance(val, ImageData)
+        # Centre crops are square.
         if isinstance(size, tuple):
             raise ValueError("classification takes square images: give one size")
         made = Classify(

@@ -45,6 +45,7 @@ class Segment(DenseTask):
         return tokens_btd[:, self.vit.groups.slice("patches")]
 
     def train_targets(self, targets: Tensor, boxes: Tensor) -> Tensor:
+        # `scatter_add_` takes int64 indices only.
         return crop_targets(targets, boxes, *self.places, IGNORE_INDEX).long()
 
     def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
@@ -143,6 +144,7 @@ def fused_gradient(
     """
     from raptor.probes.segment_kernel import kernel
 
+    # The kernel counts its offsets itself and knows no strides.
     logits = logits_bhwgc.float().contiguous()
     labels = labels_bhw.contiguous()
     num, h, w, num_heads, num_classes = logits.shape
@@ -178,6 +180,7 @@ def iou_metric(num_classes: int) -> MulticlassJaccardIndex:
     """A running IoU per class, pixels of `ignore_index` left out. It does not add up ranks: `Segment` does."""
     from torchmetrics.classification import MulticlassJaccardIndex  # with transformers, where that is installed
 
+    # Its checks would look for the different values of every batch and wait for the device.
     return MulticlassJaccardIndex(
         num_classes, average="none", ignore_index=IGNORE_INDEX, validate_args=False, sync_on_compute=False
     )

@@ -62,7 +62,9 @@ def kernel(
         gradient = e * scale[:, None] - tl.where(hit, 1.0, 0.0)
         sum_a += (1 - share_y) * gradient
         sum_b += share_y * gradient
+    # The count is read on the device, so that no step waits for the host.
     weight = 1 / tl.load(num_valid).to(tl.float32)
+    # In 64 bits, because four corners of all cells, heads and classes may exceed 2^31 numbers.
     place = tl.program_id(0).to(tl.int64) * classes + c
     corner = tl.num_programs(0).to(tl.int64) * classes
     tl.store(out + place, tl.sum(sum_a * (1 - share_x), axis=0) * weight, mask=inside)
