@@ -61,6 +61,7 @@ class _Adapter(nn.Module):
         self.bias = None
         if layer.bias is not None:
             self.bias = nn.Parameter(weight.new_zeros(num_depths, num_out))
+        # Only `up` starts at zero: with both factors at zero neither would have a gradient.
         nn.init.normal_(self.down, std=num_in**-0.5)
 
     def forward(self, layer: nn.Linear, row_n: Tensor) -> tuple[Tensor, Tensor | None]:

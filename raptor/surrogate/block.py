@@ -55,6 +55,7 @@ class DepthMLP(nn.Module):
         super().__init__()
         self.w1 = nn.Linear(1, hidden)
         self.w2 = nn.Linear(hidden, 3 * dim)
+        # As in the paper: every depth starts with factors of almost 1.
         nn.init.normal_(self.w2.weight, std=1e-4)
         nn.init.normal_(self.w2.bias, std=1e-4)
 
@@ -111,6 +112,7 @@ class PaperBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=1e-5)
         self.wi = nn.Linear(dim, 2 * mlp_ratio * dim)
         self.wo = nn.Linear(mlp_ratio * dim, dim)
+        # With a small LayerScale the block starts close to the identity.
         self.g1 = nn.Parameter(torch.full((dim,), layer_scale))
         self.g2 = nn.Parameter(torch.full((dim,), layer_scale))
         # The defaults of torch's nn.MultiheadAttention.
@@ -170,6 +172,7 @@ class CopiedBlock(nn.Module):
         self.points = list(points)
         for name in self.points:
             setattr(self.block, name, Modulated(getattr(self.block, name)))
+        # Only `train` puts the copy in eval mode.
         self.train(self.training)
 
     def train(self, mode: bool = True) -> CopiedBlock:

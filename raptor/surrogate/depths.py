@@ -119,6 +119,7 @@ class Spread(torch.autograd.Function):
         copies = []
         for tensor in tensors:
             rounded = tensor.to(dtype)
+            # Own tensors over one memory: autograd tells the outputs apart by the tensor, and nothing is copied.
             copies += [rounded.detach() for _ in range(num)]
         return tuple(copies)
 

@@ -116,6 +116,7 @@ class FastBlock(nn.Module):
             self.gain_names = ("g1", "g2")
             self.num_heads = block.num_heads
         self.norm1, self.qkv, self.proj, self.norm2, self.wi, self.wo = layers
+        # The modules themselves and not their names: an exchanged one may have the name of the old one.
         self._seen = [(module, tuple(module._modules.values())) for module in block.modules()]
 
     def stands_for(self, block: nn.Module) -> bool:
@@ -127,6 +128,7 @@ class FastBlock(nn.Module):
         for module, children in self._seen:  # written for speed: it is asked before every step
             if module._forward_hooks or module._forward_pre_hooks or tuple(module._modules.values()) != children:
                 return False
+        # Quantised weights are tensors of classes of their own.
         return all(type(layer.weight) in (nn.Parameter, Tensor) for layer in (self.proj, self.wo))
 
     def forward(
@@ -375,6 +377,7 @@ def view_of_copy(copied: CopiedBlock, teacher: ViT) -> FastBlock | None:
     x_btd, context = first_state(teacher)
     wide = double_device(x_btd.device)
     x_btd = x_btd.to(wide, torch.float64)
+    # A copy, because its weights are overwritten below.
     exact = copy.deepcopy(copied).to(wide, torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in exact.parameters():
@@ -385,6 +388,7 @@ def view_of_copy(copied: CopiedBlock, teacher: ViT) -> FastBlock | None:
         parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     modulation = None
     if copied.points:
+        # All of them differ, so that one in a wrong place shows.
         factors = torch.linspace(0.5, 1.5, 8 * x_btd.shape[-1], dtype=torch.float64, device=wide)
         modulation = Modulation(*factors.view(8, -1))
     try:

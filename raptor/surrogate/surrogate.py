@@ -100,6 +100,7 @@ class Step(nn.Module):
         super().__init__()
         self._tied = (tied,)  # in a tuple, so that it is not registered a second time
         self.returns_tuple = returns_tuple
+        # A tensor, because a block would be compiled again for each number. The place of the step tells it again.
         self.register_buffer("depth", torch.tensor(float(layer)), persistent=False)
 
     @property
@@ -161,6 +162,7 @@ def make_surrogate(
     # A deep copy of the model whose block list is empty: the teacher's blocks themselves are not copied.
     blocks = teacher.blocks
     model = copied(teacher.model, teacher.name, {id(blocks): type(blocks)()})
+    # Before the shared blocks are put in: only they are trained.
     model.requires_grad_(False)
     shared.to(teacher.device)
     container = model.get_submodule(teacher.blocks_path)
@@ -168,6 +170,7 @@ def make_surrogate(
         for layer in range(first, last + 1):
             step = Step(shared[j], layer, teacher.returns_tuple)  # type: ignore[arg-type]
             container.add_module(str(layer - 1), step)
+    # Registered once, here. Under its steps as well a weight would have several names, which safetensors refuses.
     model.shared_blocks = shared
     model.eval()
     norm = teacher.norm  # an identity outside the model, where the model has no final norm
@@ -296,6 +299,7 @@ def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
     scale1, t1, scale2, t2 = scales
     shift1, _, shift2, _ = shifts
     none = torch.zeros_like(shift1)
+    # The table adds the ones of the scales itself.
     table.rows.copy_(torch.cat([t1 - 1, t2 - 1, none, scale1 - 1, shift1, scale2 - 1, shift2, none], dim=1))
 
 

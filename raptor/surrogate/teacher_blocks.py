@@ -50,6 +50,7 @@ def adapted_layers(teacher: ViT, layer: int, rank: int, which: str = "all") -> l
     layers: a block that does not computes with their weights itself, and would not see what adapters add to them.
     """
     block = own_copy(teacher.blocks[layer - 1], teacher.name)
+    # A subclass may do something else with its weight.
     layers = {name: module for name, module in block.named_modules() if type(module) is nn.Linear}
     x_btd, context = first_state(teacher)
     args, kwargs = context.calls[layer - 1]
@@ -147,6 +148,7 @@ def uses_places(teacher: ViT) -> bool:
     x_btd, context = teacher.embed(image)
     where = teacher.groups.slice("patches")
     order = torch.arange(x_btd.shape[1], device=x_btd.device)
+    # A roll leaves no patch in its place.
     order[where] = order[where].roll(1)
     wide = double_device(x_btd.device)
     x_btd = x_btd.to(wide, torch.float64)
@@ -171,6 +173,7 @@ def has_image_arguments(teacher: ViT) -> bool:
     size = teacher.preprocess.size
     weight = next(teacher.model.parameters())
     shapes = []
+    # With two batch sizes, because a dimension of 2 may be anything.
     for batch in (2, 3):
         _, context = teacher.embed(torch.zeros(batch, 3, size, size).to(weight))
         shapes.append([leaf.shape for leaf in tree_leaves(context.calls) if isinstance(leaf, Tensor)])

@@ -139,6 +139,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradient(ctx: Any, grad_btd: Tensor, _lse: Tensor | None) -> tuple[Tensor, None]:
     qkv_btf, out_btd, lse_bht = ctx.saved_tensors
+    # In fp32, because it is subtracted from products that may be nearly as large.
     delta_bth = (grad_btd.float() * out_btd.float()).unflatten(-1, (lse_bht.shape[1], -1)).sum(dim=-1)
     return attention_backward(qkv_btf, grad_btd, lse_bht, delta_bth.transpose(1, 2)), None
 

@@ -33,8 +33,10 @@ def _softmax_part(q, k, v, acc, high, total, scale, first, T: tl.constexpr, SIZE
     s = tl.dot(q, tl.trans(k)) * scale
     if not WHOLE:
         s = tl.where((first + tl.arange(0, SIZE))[None, :] < T, s, float("-inf"))
+    # The largest score so far is taken out, so that no exponential overflows.
     now = tl.maximum(high, tl.max(s, 1))
     p = tl.exp2(s - now[:, None])
+    # Sums below an earlier maximum have to be brought to the new one.
     before = tl.exp2(high - now)
     acc = tl.dot(p.to(v.dtype), v, acc * before[:, None])
     return acc, now, total * before + tl.sum(p, 1)
