@@ -45,6 +45,7 @@ class WeightAverage:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint."""
+        # A checkpoint from before the averaged steps has no mean.
         if _PREFIX + self.names[0] in tensors:
             self.means = [tensors[_PREFIX + name].to(weight) for name, weight in zip(self.names, self.weights)]
 

@@ -81,6 +81,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     to_cut = [num_blocks] if phases is None and target is None else []
     check_cuts(teacher, to_cut, config.method, tokens=config.tokens)
     num_classes, own_names = head_outputs(teacher, config.head_file)
+    # Before the images are listed, which takes a minute for a million.
     if config.out is not None:
         check_folder(config.out)
     names = HeadNames(num_classes, own_names, None)
@@ -267,6 +268,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
     run = Run(folder, resolved, resume=config.resume, writer=job.fabric.is_global_zero)
     with run, deaths_explained(run, job.fabric):
         student = job.student(phases)
+        # The checkpoints of a finished run may be deleted to save room: its blocks are then read from its surrogate.
         done = read_finished(DistillSummary, folder)
         saved = run.load_checkpoint()
         if saved is not None:
@@ -280,6 +282,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
                 with run.writing():
                     repair_saved(student, folder / "surrogate")
             return Distilled(student, job.teacher, folder, done)
+        # Only rank 0 has one, and every rank returns it.
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
         if job.fabric.is_global_zero:
             with run.writing():

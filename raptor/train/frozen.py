@@ -78,6 +78,7 @@ class FrozenBlock(nn.Module):
 
 
 def _rounded(weight: Tensor, bias: Tensor) -> nn.Linear:
+    # On meta no memory is taken for random weights, which are replaced at once.
     linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     linear.weight = nn.Parameter(weight.bfloat16(), requires_grad=False)
     linear.bias = nn.Parameter(bias.bfloat16(), requires_grad=False)

@@ -81,6 +81,7 @@ class GraphedStep:
         self.lam = torch.zeros((), device=images.device)
         parameters = [p for _, p in module.trained_parameters()]
         side = torch.cuda.Stream()
+        # Streams do not wait for each other by themselves.
         side.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(side):
@@ -105,11 +106,14 @@ class GraphedStep:
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
         """Run on `images`: return the loss of every layer and leave the gradients in place."""
+        # Into the memory of the capture: a graph knows addresses, not tensors.
         self.images.copy_(images, non_blocking=True)
         self.lam.fill_(lam)
         for (_, p), grad in zip(self.module.trained_parameters(), self.grads):
+            # The graph of another image size may have left its own gradients here.
             p.grad = grad
         self.graph.replay()
+        # The next replay writes over this memory.
         return self.layer_losses.clone()
 
     def _run(self) -> Tensor:

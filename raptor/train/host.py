@@ -45,6 +45,7 @@ class Asked:
             flags, work = self._running
             work.wait()
             answer = tuple(flags.bool().tolist())
+        # The largest flag says whether any rank asked.
         flags = torch.tensor(asked, dtype=torch.uint8)
         work = torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
         self._running = (flags, work)

@@ -103,6 +103,7 @@ class Loop:
     def fit(self, stages: Sequence[Stage]) -> None:
         """Train every stage that is not done yet."""
         self.check(stages)
+        # Lines after the checkpoint are of steps that are done again.
         self.run.cut_metrics(self.state.num_logged)
         to_do = list(stages)
         while self.state.stage not in (None, to_do[0].name):
@@ -120,9 +121,11 @@ class Loop:
             start = self.state.step + 1
             losses = list(tensors.get(_UNLOGGED, torch.empty(0)).to(self.fabric.device))
         num_steps = self.state.num_steps[stage.name]
+        # A set, because in a short stage several validations fall on one step.
         validate_at = {round(num_steps * (i + 1) / stage.num_validations) - 1 for i in range(stage.num_validations)}
         bar = Progress(stage.title, num_steps, "steps", stage.batch_size, "images")
         bar.start_at(start)
+        # The run ended between a checkpoint and its validation.
         if tensors and self.state.unvalidated:
             self._validate(stage, start - 1, bar)
         since = time.monotonic()

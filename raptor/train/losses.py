@@ -51,6 +51,7 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     if total <= 0 or min(given.values()) < 0:
         raise ValueError(f"token weights {dict(weights)} give no positive weight to {', '.join(given)}")
     for name, where in groups.present():
+        # The weight is that of the mean, so that the tokens of a group share it.
         w_t[where] = given[name] / total / (where.stop - where.start)
     return w_t
 
@@ -117,6 +118,7 @@ class StateVariance:
             moments.reduce(ranks)
 
     def variance(self, layer: int, name: str) -> float:
+        # States that do not vary would divide their error by 0.
         return float(self.moments[layer, name].variance.mean().clamp(min=1e-12))
 
     def coordinates(self, layer: int, name: str) -> Tensor:
@@ -176,6 +178,7 @@ def state_variance(
         num_batches = 1  # only to see that the states are finite
     variance = StateVariance(teacher.num_layers, teacher.groups)
     for step in range(num_batches):
+        # At one size, whatever sizes are trained on: `at_groups` carries the variances over.
         images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
         with torch.no_grad(), autocast(precision, teacher.device):
             variance.update(teacher.unroll(*teacher.embed(images))[1:])
@@ -198,6 +201,7 @@ def groups_at(teacher: ViT, size: int) -> TokenGroups:
         x_btd, context = teacher.embed(images)
         taken = size % teacher.patch_size == 0 and x_btd.shape[1] == groups.num_tokens
         teacher.unroll(x_btd, context)
+    # timm asserts the size, transformers raises a ValueError, and positions that do not fit end in a RuntimeError.
     except (AssertionError, RuntimeError, ValueError):
         taken = False
     if not taken:

@@ -288,6 +288,7 @@ def step_seconds(
     seconds = torch.tensor(mean, device=fabric.device)
     with torch.no_grad():
         for parameter, value in saved:
+            # In place, because the optimizers hold these very tensors.
             parameter.copy_(value)
     forget()
     # All ranks turn the same mean into steps; with times of their own they would train different numbers of them.
@@ -323,6 +324,7 @@ def measured_step(measure: Callable[[], T], batch_size: int) -> T:
 
 def free_disk(folder: Path, needed: float) -> float:
     """Bytes that are free where `folder` is or would be; RunError when fewer than `needed`."""
+    # The folder may still have to be made, and only what exists has a disk.
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = float(shutil.disk_usage(there).free)
     if free < needed:

@@ -51,6 +51,7 @@ def fit_head(
     linear = None
     fitted: list[Tensor] = list(own.values())
     if head.linear is not None:
+        # A copy, because the head itself gives the targets.
         linear = LinearHead(head.linear.weight.clone(), head.linear.bias.clone()).to(surrogate.device)
         fitted += [linear.weight, linear.bias]
 
@@ -60,6 +61,7 @@ def fit_head(
             with torch.no_grad():
                 states, output = teacher.record(images)
                 target_bc = head.logits(teacher, states[-1], output).log_softmax(-1)
+                # Without a graph: the blocks are frozen, and only what follows is fitted.
                 state_btd = surrogate.record(images)[0][-1]
             log_q_bc = surrogate_logits(surrogate, linear, state_btd).log_softmax(-1)
         # Divided by the global batch, so that ranks sum to what one process would have.
@@ -80,6 +82,7 @@ def fit_head(
             if num_steps is None:
                 each, _ = time_steps(lambda step: float(backward(step)), 1, _NUM_TIMED, time.perf_counter, ranks)
                 num_steps = max(1, round(seconds / ranks.first(lambda: each)))
+                # The timed passes have left gradients.
                 optimizer.zero_grad()
             losses = []
             for step in range(num_steps):

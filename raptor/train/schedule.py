@@ -82,6 +82,7 @@ def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: fl
     """Linear warm-up over the first `warmup` of the run to `peak`, then a cosine down to `low` at its last step."""
     num_warm = max(1, round(warmup * num_steps))
     if step < num_warm:
+        # Above 0, or the first step would change nothing.
         return peak * (step + 1) / num_warm
     # One step ahead, so that the last step has `low` itself.
     progress = (step - num_warm + 1) / max(1, num_steps - num_warm)

@@ -142,6 +142,7 @@ class DistillStage:
         """Steps of each phase before it hands over, drawn for a share of the steps of stage 2; None for all steps."""
         if self.name != "stage2" or not self.recipe.hand_over:
             return None
+        # From the step, so that all ranks and a resumed run hand over alike.
         drawn = random.Random(stable_seed(self.recipe.seed, "hand over", step))
         if drawn.random() >= self.recipe.hand_over:
             return None

@@ -29,6 +29,7 @@ class StochasticBlock(nn.Module):
         super().__init__()
         self.block = block
         self.scale = scale
+        # Not saved, because it is drawn anew for every step.
         self.register_buffer("keep", torch.ones(batch_size, 1, 1, dtype=torch.bool), persistent=False)
 
     def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -208,9 +208,11 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
     memory = Memory(fabric.device)
     data = stage.stream.data
     trained = num_bytes([parameter for group in stage.groups for _, parameter in group.named])
+    # A gradient and the two moments of AdamW for each weight.
     fixed = memory.peak() + 3 * trained
     parts = measured_step(lambda: [plan_stage(stage, fabric)], stage.batch_size)
     stage.finish()
+    # A checkpoint holds the weights and both moments.
     written = {"three checkpoints": 9 * trained, "teacher": num_bytes(stage.vit.model)}
     num_classes = len(data.classes or ())
     return Plan(
@@ -372,6 +374,7 @@ class TeacherStage:
     def _from_previous(self, rows: Tensor) -> Tensor:
         """`rows` after the row that precedes them in the batch of all ranks: each row is mixed with the one before."""
         last = self.fabric.all_gather(rows[-1:])
+        # Rank 0 gets the last row of all, as torchvision rolls a batch.
         return torch.cat([last[self.fabric.global_rank - 1], rows])
 
     def kind(self, step: int, num_steps: int) -> None:

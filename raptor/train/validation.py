@@ -176,6 +176,7 @@ class Validator:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
+            # Asked of all: a rank that took smaller batches by itself would have more of them than the others.
             if all(self.ranks.gather(bool(found))):
                 return found[0]
             found.clear()  # all ranks measure again with the same batches
@@ -184,6 +185,7 @@ class Validator:
     def _halve_batches(self) -> None:
         size = self.val.batch_size
         if self.teacher.device.type == "cuda":
+            # Memory that is kept for the old batches is in pieces of another size.
             torch.cuda.empty_cache()
         if size == 1:
             raise torch.OutOfMemoryError("no memory for a batch of 1")
