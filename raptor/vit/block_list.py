@@ -136,6 +136,7 @@ def _named_candidate(model: nn.Module, path: str) -> Candidate:
 
 
 def _is_plain_layer(module: nn.Module) -> bool:
+    # nn.TransformerEncoderLayer is of torch too and is a block: it has children.
     return type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children())
 
 
@@ -206,6 +207,7 @@ def watch_forward(
             handles.append(module.register_forward_hook(watch, with_kwargs=True))
     try:
         output = model(images, **per_batch(kwargs, images))
+    # A model may raise anything on a size that it was not made for.
     except Exception as error:
         raise WrongSize(
             f"{name} does not run on {images.shape[-1]} px images: give another --size, or another model "
@@ -225,4 +227,5 @@ def _kept(value: Any) -> Any:
 
 
 def is_norm(module: nn.Module) -> bool:
+    # By name, because every library has norms of its own class.
     return "norm" in type(module).__name__.lower() and any(p.ndim == 1 for p in module.parameters(recurse=False))

@@ -110,6 +110,7 @@ def check_memory(base: Base) -> None:
     if is_ordinary or base.source.startswith("hub/"):
         return
     try:
+        # On meta a model takes no memory, however large the file says it is.
         with torch.device("meta"):
             num_weights = sum(p.numel() for p in build_base(replace(base)).parameters())
     except ValueError:  # such as a model that reads its weights as it is built, or one that its builder refuses
@@ -205,6 +206,7 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
     _check_config(config, repo)
     classifier = any("ForImageClassification" in str(name) for name in config.architectures or [])
     if not classifier:
+        # Of a model of images and text only the images are studied.
         config = getattr(config, "vision_config", config)
     # MAE would drop three quarters of the patches, at random in each call.
     if hasattr(config, "mask_ratio"):
@@ -296,6 +298,7 @@ def _build_hub(rest: str, base: Base, fetch: bool, trust_hub: bool) -> nn.Module
     kwargs = {"pretrained": fetch, **base.kwargs}
     with _built_by_library(base.source, fetch):
         try:
+            # The person was asked above. torch would ask again in the terminal, where a job has nobody to answer.
             return torch.hub.load(repo, entry, source=where, trust_repo=True, **kwargs)
         except TypeError:  # an entry without such an argument
             return torch.hub.load(repo, entry, source=where, trust_repo=True, **base.kwargs)

@@ -43,6 +43,7 @@ def choose_names(num_layers: int, names_filter: NamesFilter) -> dict[str, tuple[
     wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
     for name in wanted:
         if name not in known:
+            # A misspelt name would otherwise be missing from the result without a word.
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "names are like 'blocks.0.hook_resid_post'"
             raise ValueError(f"unknown name {name!r}: {hint}")

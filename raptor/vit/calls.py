@@ -23,6 +23,7 @@ def per_batch(kwargs: Mapping[str, Any], images: Tensor) -> Arguments:
     found = dict(kwargs)
     for name, value in kwargs.items():
         if isinstance(value, Tensor):
+            # A view: a row for each image takes no memory.
             found[name] = value.to(images.device).expand(images.shape[0], *value.shape[1:])
     return found
 

@@ -57,6 +57,7 @@ def licence_of(vit: ViT) -> str | None:
     """The licence of the weights that a model was made from, as timm states it of published ones; None for others."""
     opened = vit.origin.teacher or vit.opened
     name = opened.model or ""
+    # timm states the licence of the published weights. A file may hold others.
     if not name.startswith("timm/") or opened.weights is not None or not opened.pretrained:
         return None
     import timm
@@ -104,6 +105,7 @@ def _training_facts(folder: Path) -> list[tuple[str, str]]:
     if isinstance(images, dict) and isinstance(images.get("train"), dict):
         found[0] = ("trained on", f"{images['train'].get('num_images')} images of {trained}")
     recipe = config.get("recipe")
+    # A config.yaml may be of a trained teacher, which has no recipe.
     if isinstance(recipe, dict) and "budget" in recipe:
         found.append(("budget", str(recipe["budget"])))
     return found
@@ -121,4 +123,5 @@ def _certificate(folder: Path | None) -> list[str]:
 
 def _cell(text: str) -> str:
     """Text for one line of a table."""
+    # A line break or a bar would end the cell.
     return " ".join(text.split()).replace("|", "\\|")

@@ -85,6 +85,7 @@ class SecondDifference(Measured):
         if last_bd is None:
             # A phase has no update before its first one.
             return update_bd.new_full((len(update_bd),), torch.inf)
+        # Without an update it is infinite or NaN, and neither is below a threshold.
         return (update_bd - last_bd).norm(dim=-1) / update_bd.norm(dim=-1)
 
     def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
@@ -143,6 +144,7 @@ class RandomSkip(Rule):
         if not 0 <= probability <= 1:
             raise ValueError(f"a probability is between 0 and 1, not {probability:g}")
         self.probability = probability
+        # On the CPU, so that the same images are skipped on every device.
         self._generator = torch.Generator().manual_seed(seed)
 
     def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
@@ -174,6 +176,7 @@ def parse_rule(text: str, groups: TokenGroups, read_out: ReadOut | None = None) 
         threshold = float(number)
     except ValueError:
         threshold = math.nan
+    # Written so that NaN fails as well.
     if not comparison or not threshold > 0 or math.isinf(threshold):
         raise ValueError(f"cannot read the rule {text!r}: write a name and a positive threshold, such as turn<.02")
     if name == "random":

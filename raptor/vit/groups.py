@@ -44,6 +44,7 @@ class TokenGroups(Record):
 
     def at(self, num_tokens: int) -> TokenGroups:
         """The groups of an image of another size, which has other patches."""
+        # Only patches depend on the size of an image.
         num_patches = num_tokens - self.cls - self.registers
         if num_patches < 0:
             raise ValueError(f"{num_tokens} tokens are fewer than {self.cls} cls and {self.registers} registers")

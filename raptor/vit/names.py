@@ -83,6 +83,7 @@ def _may_fit(base: Base, state: dict[str, Tensor]) -> bool:
 
 def named_for(weights: str) -> str:
     """The only model that a weight file fits, as `timm/NAME@FILE`; ValueError if none or several fit."""
+    # The name may only end like that of a file.
     if not Path(weights).expanduser().is_file():
         raise ValueError(f"weights file {weights} does not exist: correct the path, or write timm/NAME for a model")
     fitting = models_for(weights)

@@ -85,10 +85,12 @@ def run_on_demand(
     for phase, (first, last) in enumerate(_spans(lengths)):
         rule.begin(phase)
         rows = torch.arange(len(images), device=x_btd.device)
+        # Every row is filled: at the last layer of a phase all images leave.
         left_btd = torch.empty_like(x_btd)
         for layer in range(first, last + 1):
             after_btd = vit.step(layer, x_btd, context_of.rows(rows))
             is_done_b = torch.ones_like(rows, dtype=torch.bool)
+            # After the last layer nothing is left to decide, and reading classes takes time.
             if layer < last:
                 is_done_b = rule.fires(x_btd, after_btd, layer - first + 1)
             x_btd = after_btd
@@ -96,6 +98,7 @@ def run_on_demand(
             leaving = is_done_b.nonzero().flatten()
             if len(leaving) == 0:
                 continue
+            # Under autocast a block may return another precision than it was given.
             left_btd[rows[leaving]] = x_btd[leaving].to(left_btd.dtype)
             num_blocks_bk[rows[leaving], phase] = layer - first + 1
             if len(leaving) == len(rows):

@@ -241,6 +241,7 @@ def replace_inference_tensors(module: nn.Module) -> None:
 def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
     """The name of a model and its weight file, from `timm/NAME@FILE` or from a file by itself."""
     given = text
+    # The name timm/NAME@FILE.pt ends like that of a weight file, too.
     if is_weight_file(text) and not text.startswith(("timm/", "hf/", "hub/")):
         text = named_for(text)
         print(f"{given} fits {text.partition('@')[0]} alone: opened as that model", file=sys.stderr)
@@ -256,6 +257,7 @@ def _set_layer_scale(model: nn.Module, value: float, name: str) -> None:
     """Fill the LayerScale parameters of a model with random weights."""
     scales: list[nn.Parameter] = []
     for module in model.modules():
+        # transformers puts the family before the name, as in Dinov2LayerScale.
         if type(module).__name__.endswith("LayerScale"):
             scales += module.parameters()
     if not scales:
@@ -268,6 +270,7 @@ def _set_layer_scale(model: nn.Module, value: float, name: str) -> None:
 def _as_dtype(vit: ViT, dtype: str) -> ViT:
     """The weights of `vit` as `dtype`, which `opened` notes unless it is fp32."""
     if dtype != "fp32":
+        # Last of all, so that structure and fingerprint are those of the fp32 weights.
         vit.model.to(DTYPES[dtype])
         vit.opened = replace(vit.opened, dtype=dtype)
     return vit

@@ -129,6 +129,7 @@ class SurrogateSpec:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"unknown {name} {value!r}: choose from {', '.join(choices)}")
+        # True is an int as well, and would be a rank of 1.
         if type(self.adapters) is not int or self.adapters < 0:
             raise ValueError(f"adapters must be a rank of 0 or more, got {self.adapters!r}")
 

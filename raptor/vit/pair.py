@@ -119,6 +119,7 @@ def open_pair(
     needs_teacher = saved.base is None or saved.only_blocks
     surrogate = open_vit(source, teacher=teacher if needs_teacher else None, **of_source)
     if teacher is None:
+        # On one device, or their states could not be compared.
         running["device"] = device or surrogate.device
         made_from = surrogate.origin.teacher or Opened()
         teacher = _open_teacher(source, made_from, given_options(size=of_source["size"], **of_teacher), **running)

@@ -142,6 +142,7 @@ class _Block:
         self.sums: list[_Sum] = []
 
     def is_stream(self, value: Any) -> bool:
+        # By identity: another tensor may have equal values.
         return any(value is one for one in self.stream)
 
     def read(self, output: Tensor, parts: Sequence[str], layer: int, found: Parts) -> None:
@@ -215,6 +216,7 @@ class _Watch(TorchFunctionMode):
         block.num_attentions += 1
         if not self.keeps_attention:
             return
+        # The autocast of the caller would take the product in bf16 again.
         with torch.autocast(block.start.device.type, enabled=False):
             pattern = weights(*args, **kwargs)
         num_images, num_tokens = block.start.shape[:2]
@@ -234,6 +236,7 @@ def softmax_weights(
     **_others: Any,
 ) -> Tensor:
     """The weights of `F.scaled_dot_product_attention`, whose arguments these are, in float32 or better."""
+    # A row of bf16 weights does not sum to 1.
     dtype = torch.promote_types(query.dtype, torch.float32)
     q = query.to(dtype)
     k = key.to(dtype)
@@ -245,6 +248,7 @@ def softmax_weights(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # True means that a token is attended to here. In nn.MultiheadAttention it means the opposite.
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask

@@ -187,6 +187,7 @@ def save_vit(vit: ViT, folder: str | Path, *, only_blocks: bool = False, half: b
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        # safetensors writes files that only their owner can read, so that a colleague could not open a shared run.
         allow_readers(partial / "model.safetensors")
         sync(partial / "model.safetensors")
         write_text(partial / "config.json", json.dumps(asdict(saved), indent=1) + "\n")
@@ -219,6 +220,7 @@ def _halved(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     limit = torch.finfo(torch.float16).max
+    # Beyond its range fp16 is infinite, and such weights are refused when they are opened.
     return tensor.clamp(-limit, limit).half()
 
 
@@ -318,6 +320,7 @@ def load_saved(
         if saved.surrogate is not None:
             made_from = find_teacher_files(folder, saved.teacher or Opened())
             surrogates = (*saved.inner_surrogates, saved.surrogate)
+            # From the inside out: a surrogate of a surrogate is made of the inner one.
             for spec in surrogates[len(origin.surrogates) :]:
                 vit = make_surrogate(vit, **vars(spec), made_from=made_from)
     # The folder has all weights, of frozen parts too, so no teacher is needed to open a surrogate.

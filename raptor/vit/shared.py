@@ -60,6 +60,7 @@ class SharedViT(
         folder = Path(model_id)
         if not folder.is_dir():
             options = {name: value for name, value in download.items() if name in _DOWNLOAD_OPTIONS}
+            # A repository may hold anything, and only these files are read.
             folder = Path(snapshot_download(model_id, allow_patterns=list(FILES), **options))
         if not (folder / "config.json").is_file():
             raise ValueError(f"{model_id} holds no raptor model: it has no config.json")

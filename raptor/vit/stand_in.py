@@ -32,6 +32,7 @@ class Recorder(StandIn):
         self.state = state_argument(args, kwargs)
         self.call = (args[1:], {k: v for k, v in kwargs.items() if k != "hidden_states"})
         if self.last:
+            # An exception is the only way out of a forward that belongs to the model.
             raise LastBlockReached
         return (self.state,) if self.returns_tuple else self.state
 

@@ -211,6 +211,7 @@ def stated_classes(model: nn.Module) -> int:
     if hasattr(config, "id2label"):  # of transformers, where every model has labels but few have a classifier
         return int(config.num_labels) if "ForImageClassification" in type(model).__name__ else 0
     stated = getattr(model, "num_classes", None)
+    # A bool is an int as well.
     if not isinstance(stated, int) or isinstance(stated, bool):
         return 0
     published = getattr(model, "pretrained_cfg", None) or {}

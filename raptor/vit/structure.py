@@ -196,6 +196,7 @@ def _check_steps(vit: ViT, images: Tensor, states: list[Tensor]) -> None:
         before_btd = states[layer - 1][1:]
         after_btd = states[layer][1:].float()
         error = (vit.step(layer, before_btd, context).float() - after_btd).norm()
+        # Against the update of the block: beside the whole state a missing part of it would pass.
         if not error <= exact * (after_btd - before_btd.float()).norm() + rounding * after_btd.norm():
             raise NotAViT(
                 f"{vit.name}: block {layer} of `{vit.blocks_path}` takes more from other blocks than the state "

@@ -95,6 +95,7 @@ def _cls_place(vit: ViT, images: Tensor) -> int | None:
             before_btd, _ = vit.embed(images[:1])
             # A changed parameter shows which token it is, whatever the model does with its positions.
             kept = parameter.data
+            # A ramp, because a norm behind the embedding would take a constant away.
             parameter.data = kept + torch.linspace(0.1, 1, kept.numel()).to(kept).view_as(kept)
             try:
                 moved_t = (vit.embed(images[:1])[0] - before_btd).abs().amax((0, 2)) > 0

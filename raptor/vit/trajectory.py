@@ -124,6 +124,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def double(x: Tensor) -> Tensor:
     """`x` as float64 on the same device, or on the CPU if the device has no float64."""
+    # Apple's GPUs have no float64.
     if x.device.type == "mps":
         x = x.cpu()
     return x.double()

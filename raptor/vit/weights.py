@@ -94,12 +94,14 @@ def fingerprint(model: nn.Module) -> str:
 
     def digest(tensor: Tensor) -> bytes:
         values = tensor.float().cpu().contiguous()
+        # blake2b takes no key of more than 64 bytes.
         shape = str(tuple(values.shape)).encode()[:64]
         return hashlib.blake2b(values.numpy(), key=shape, digest_size=16).digest()
 
     # Counters, such as that of batch norm, are no weights. Names are left out: libraries rename them.
     floats = [tensor.detach() for tensor in model.state_dict().values() if tensor.is_floating_point()]
     with ThreadPoolExecutor() as pool:  # hashing releases the interpreter's lock
+        # `map` keeps the order of the weights, on which the name depends.
         digests = list(pool.map(digest, floats))
     return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
 
@@ -250,6 +252,7 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
     filter_keys: Any = getattr(module, "checkpoint_filter_fn", vision_transformer.checkpoint_filter_fn)
     kwargs: dict[str, Any] = {}
     if filter_keys is vision_transformer.checkpoint_filter_fn and any("gamma_" in name for name in state):
+        # timm gives `gamma_1` the name of its own LayerScale only if it is asked to.
         kwargs["adapt_layer_scale"] = True
     try:
         return dict(filter_keys(state, model, **kwargs))
