@@ -86,6 +86,7 @@ def _unbiased_hsic(features_lnd: Tensor) -> Tensor:
     rows_ln = kernel_lnn.sum(2)
     total_l = rows_ln.sum(1)
     flat_l = kernel_lnn.flatten(1)
+    # The trace of a product of symmetric kernels is the sum of their products, entry by entry.
     trace_ll = flat_l @ flat_l.T
     totals_ll = torch.outer(total_l, total_l) / ((n - 1) * (n - 2))
     return (trace_ll + totals_ll - 2 / (n - 2) * rows_ln @ rows_ln.T) / (n * (n - 3))

@@ -55,6 +55,7 @@ class OutlierShares:
         """Merge the sums of all ranks."""
         self._token_l = ranks.sum(self._token_l)
         self._coordinate_ld = ranks.sum(self._coordinate_ld)
+        # A rank without images has counted none.
         self._num_tokens = max(ranks.gather(self._num_tokens))
 
     def result(self) -> Outliers:

@@ -73,5 +73,6 @@ def _draw(rng: np.random.Generator, num_layers: int, k: int, min_length: int) ->
 
 def _from_bars(bars: Sequence[int], num_layers: int, k: int, min_length: int) -> Phases:
     """The partition of k-1 bars among the places."""
+    # The stars between two bars are the layers of a phase beyond its least length.
     edges = [-1, *bars, _num_places(num_layers, k, min_length)]
     return Phases(tuple(end - start - 1 + min_length for start, end in pairwise(edges)), method="random")
