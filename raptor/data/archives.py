@@ -45,6 +45,7 @@ _BLOCK = 1 << 20  # bytes of an archive that are looked at in one go
 
 @lru_cache(maxsize=128)
 def _handle(path: str, process: int, thread: int) -> FileIO:
+    # Entries are read whole, and a buffer would read beyond them.
     return open(path, "rb", buffering=0)
 
 
@@ -108,6 +109,7 @@ class ZipEntry(NamedTuple):
 
     def read(self) -> bytes:
         """The content, checked against its CRC."""
+        # Only this header says where the content begins: its extra field may be longer than the one in the index.
         header = _read_at(self.archive, self.offset, _ZIP_LOCAL_HEADER.size)
         magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(header)
         if magic != _ZIP_START:

@@ -41,6 +41,7 @@ def draw_boxes(num_images: int, generator: torch.Generator) -> Tensor:
     what lies outside the image is cut off.
     """
     draws_b3 = torch.rand(num_images, 3, generator=generator)
+    # The root, because the area is uniform and not the side.
     half_b1 = draws_b3[:, :1].sqrt() / 2
     centre_b2 = draws_b3[:, 1:]
     return torch.cat([centre_b2 - half_b1, centre_b2 + half_b1], dim=1)

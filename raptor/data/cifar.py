@@ -52,6 +52,7 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
 def _load_pickle(name: str, content: bytes) -> dict[str, Any]:
     """A CIFAR pickle, of Python 2 or 3, as a dictionary with text keys."""
     try:
+        # latin1 has a letter for every byte, so that the bytes of Python 2 are not lost.
         values = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle raises almost anything
         raise ValueError(f"{name}: {error}") from error
@@ -137,6 +138,7 @@ def _read_pickles(files: dict[str, bytes], names: list[str], label_key: str) -> 
         planes = _whole_numbers(_entry(name, batch, "data")).reshape(-1, 3, 32, 32)
         if planes.dtype != np.uint8:
             raise ValueError(f"its pixels are {planes.dtype} and not uint8")
+        # The files hold one colour after the other, a picture has all three at each pixel.
         pixels.append(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)))
         labels += _whole_numbers(_entry(name, batch, label_key)).tolist()
     return pixels, labels

@@ -62,6 +62,7 @@ class TableImages(ImageData):
         value = table[position - self.ends[number] + len(table)][self.image_column]
         if value is None:
             raise ValueError("its row holds no image")
+        # A table holds the bytes of an image, or only where its file is.
         return open_image(value["bytes"] or DiskFile(Path(value["path"])).read())
 
 

@@ -62,6 +62,7 @@ def cache_folder() -> Path:
 
 def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) -> Listing:
     """The listing of what is addressed: from the cache folder unless it is old, else made, and kept if it is large."""
+    # By absolute path, so that a set has one index wherever a command is started.
     whole = json.dumps([_VERSION, kind, list(map(os.path.abspath, addressed))])
     path = cache_folder() / "index" / f"{hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()}.safetensors"
     found = _read(path)

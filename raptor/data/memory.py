@@ -67,6 +67,7 @@ class JoinedImages(ImageData):
             left_out.update(data.left_out)
         name = " ".join(data.name for data in sets)
         classes = sets[0].classes
+        # A label is a place in this list, so that equal labels of other lists mean other classes.
         if classes is not None and all(data.classes == classes for data in sets):
             super().__init__(name, names, labels, classes, keys=keys)
         else:

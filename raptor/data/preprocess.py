@@ -47,6 +47,7 @@ class Preprocess:
     def __post_init__(self) -> None:
         for name in ("size", "resize"):
             side = getattr(self, name)
+            # The whole numbers of NumPy are not of type int.
             if not isinstance(side, Integral) or side > _MAX_SIDE:  # type: ignore[operator]
                 raise ValueError(f"{name} must be a whole number of at most {_MAX_SIDE} pixels; got {side!r}")
         if self.size < 1 or self.resize < self.size:
@@ -90,6 +91,7 @@ class Preprocess:
         left = _margin(width, self.resize)
         top = _margin(height, self.resize)
         image = image.crop((left, top, left + self.resize, top + self.resize))
+        # A copy, because the memory of a picture is read-only and torch would warn.
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
     def crop(self, images_u8: Tensor) -> Tensor:
@@ -174,12 +176,14 @@ def _triple(values: Any) -> _Triple:
 def _margin(side: int, target: int) -> int:
     if side < target:
         raise ValueError(f"cannot crop {target} pixels from an image of side {side}")
+    # torchvision's centre crop rounds in this way.
     return round((side - target) / 2)
 
 
 @lru_cache(maxsize=32)
 def _scale_and_shift(mean: _Triple, std: _Triple, device: torch.device) -> tuple[Tensor, Tensor]:
     # Kept per device: building them at every step would copy from the host and wait for it.
+    # They are kept, and a tensor made in inference mode could not take part in a later training.
     with torch.inference_mode(False):
         mean_c = torch.tensor(mean, dtype=torch.float64).view(3, 1, 1)
         std_c = torch.tensor(std, dtype=torch.float64).view(3, 1, 1)

@@ -51,6 +51,7 @@ def split_keys(paths: Iterable[str]) -> list[str]:
     stems = []
     folders = []
     for path in paths:
+        # One letter with an accent has two spellings in Unicode, and file systems differ in which one they keep.
         folder, _, name = unicodedata.normalize("NFC", path).rpartition("/")
         stem, dot, suffix = name.rpartition(".")
         # `v1.0` has no suffix: a zip or a tar of the same files may leave the real one out.
@@ -176,6 +177,7 @@ def choice_split(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     """Indices of the training images to fit on and of a tenth of them, by a hash of the key, to choose on."""
     if len(keys) < 2:
         raise ValueError(f"a probe needs at least two training images; got {len(keys)}")
+    # By a hash of its own: the images with the smallest shares may be held out already.
     shares = _name_shares(keys, "probe:")
     held = shares < _CHOICE_SHARE
     if not held.any():

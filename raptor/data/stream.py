@@ -231,6 +231,7 @@ def _resize_matrices(start_b: Tensor, length_b: Tensor, side: int, size: int) ->
     centre_s1 = torch.arange(size, device=start_b.device).view(1, -1, 1) + 0.5
     pixel_1p = torch.arange(side, device=start_b.device).view(1, 1, -1) + 0.5
     distance_bsp = (pixel_1p - start_b11 - centre_s1 * step_b11).abs()
+    # The filter is wider than a pixel only where an image shrinks: that is antialiasing.
     weights_bsp = (1 - distance_bsp / step_b11.clamp(min=1)).clamp(min=0)
     inside_b1p = (pixel_1p > start_b11) & (pixel_1p < start_b11 + length_b11)
     # Pixels outside the crop take no part, as if it had been cut out first: the rest is scaled up to a sum of 1.
