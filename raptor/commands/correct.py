@@ -97,6 +97,8 @@ def _disturbances(job: ToolJob, config: CorrectConfig) -> list[Disturbance]:
         found.append(Disturbance(DROP, config.drop))
     for kind, severity in (("blur", config.blur), ("jpeg", config.jpeg)):
         if severity:
+            # These change the picture, so they need a second stream of the same images. Noise and drops change a state
+            # of the first.
             corrupted = CorruptedImages(job.images, Corruption(kind, severity))
             found.append(Disturbance(kind, severity, job.stream(corrupted)))
     if not found:
@@ -109,11 +111,15 @@ def _models(job: ToolJob, config: CorrectConfig) -> tuple[dict[str, ViT], list[s
     models = {"surrogate": job.surrogate, "teacher": job.teacher}
     notes = []
     try:
+        # What an untrained model of the same shape brings back as well is due to residual connections and norms.
         models["twin"] = untrained_like(job.teacher, job.surrogate, config.seed)
     except ValueError as error:
+        # A module of one's own cannot be built anew with random weights. The other models are measured all the same.
         notes.append(f"no untrained twin: {error}")
     if config.beside is not None:
+        # With the teacher that is open already, so that both surrogates are held against the same model.
         other, _ = open_pair(config.beside, teacher=job.teacher, allow_other_teacher=config.allow_other_teacher)
+        # Corrections are compared by the number of their phase, so both must be cut alike.
         if other is None or list(other.phases or ()) != list(job.phases):
             raise ValueError(f"--beside {config.beside} is not a surrogate with the phases {job.phases}")
         models["beside"] = other.to(job.device)

@@ -27,6 +27,7 @@ from raptor.streaming import Result
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import save_vit
 
+# Comes with the package, so that the demo trains nothing and needs no network.
 _SURROGATE = "scenes-k3"
 
 
@@ -76,6 +77,7 @@ def _run(config: DemoConfig, folder: Path) -> Demo:
     findings: list[str] = []
 
     def tell(lines: list[str]) -> None:
+        # Printed as they come, because the demo takes minutes.
         findings.extend(lines)
         print(*lines, sep="\n", flush=True)
 
@@ -112,6 +114,7 @@ def _run(config: DemoConfig, folder: Path) -> Demo:
         tell([f"{task}: the surrogate keeps {probes[task].recovery or 0:.0%} of the teacher's score"])
 
     _begin("4 of 5: depth as a dynamical system")
+    # A perturbed image costs about a hundred forward passes (raptor.commands.study counts them), so a few must do.
     few = max(1, num_images // 128)
     moved = dynamics(out, num_images=num_images // 4, sample_images=few, **shared)
     tell([f"dynamics: {line}" for line in moved.measured.teacher.findings])
@@ -134,6 +137,7 @@ def _of_certificate(found: Evaluation) -> list[str]:
     lines.append(
         f"surrogate: every layer within {eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})"
     )
+    # A share says little by itself: one class for all images keeps some of it too.
     for kept in certificate.kept():
         floor = kept.floor or 0.0
         lines.append(f"surrogate: {kept.name} kept {kept.share or 0:.1%}; one class for all images keeps {floor:.1%}")
@@ -147,6 +151,7 @@ def _free_threads() -> Iterator[None]:
     Threads that wait for a core take it from each other: on a machine with a load of 10, the demo took 48 minutes.
     """
     before = torch.get_num_threads()
+    # The load of the last minute tells how many cores other programs use.
     num_busy = round(os.getloadavg()[0])
     torch.set_num_threads(max(1, before - num_busy))
     try:

@@ -17,6 +17,7 @@ from raptor.streaming import Result
 from raptor.surrogate.at_speed import at_speed
 from raptor.vit.exits import parse_rule
 
+# Training images, so that no threshold knows the images that are judged.
 _FITTING_IMAGES = 64
 
 
@@ -60,7 +61,9 @@ class Depth(Result):
 def depth(config: DepthConfig) -> Depth:
     """Measure what it saves to end phases early, image by image, and what it costs."""
     job = open_job(config, DepthFile.FILE)
+    # As it would be used: otherwise each call makes the factors of each layer again.
     surrogate = Side(at_speed(job.surrogate), job.head, job.phases)
+    # A teacher has no phases of its own, so it runs under the cut of its surrogate.
     teacher = Side(job.teacher, job.head, job.phases)
     sides = {"surrogate": surrogate, "teacher": teacher}
     fitting = job.stream(job.training_images(_FITTING_IMAGES))
@@ -70,11 +73,13 @@ def depth(config: DepthConfig) -> Depth:
         else:
             side.rules = {word: parse_rule(word, side.vit.groups, side.read_out) for word in config.exit}
     bar = Progress("depth on demand", len(job.images), "images")
+    # In one call, because all rules of both models take turns on each batch: a machine that slows down does so for all.
     points = measure_depth(sides, teacher, job.stream(progress=bar.update), job.precision, config.rounds)
     bar.finish()
     measured = DepthFile(
         **job.about(depth_findings(points)),
         batch_size=job.batch_size,
+        # Milliseconds on a CPU mean little without the number of threads.
         num_threads=torch.get_num_threads(),
         surrogate=points["surrogate"],
         teacher=points["teacher"],

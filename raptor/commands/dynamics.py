@@ -102,9 +102,11 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     model, seed = config.model, config.seed
     ranks = join_ranks(device)
     opening: dict[str, Any] = {**config.of_teacher(), **config.opening()}
+    # An untrained model gets the same weights on every rank and in every run.
     with seeded(seed):
         surrogate, main = open_pair(model, device=ranks.device, **opening)
     if config.stability or config.tangents:
+        # Before images are opened: half-precision weights lose a small perturbation.
         check_perturbable(main)
     folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics", config.weights_name()))
     check_folder_of(folder, folder_of(model), surrogate, main)
@@ -113,12 +115,15 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     elif surrogate is None:
         check_cuts(main, [config.k])
     if config.head_file is not None:
+        # Opened once more where it is used. Here a head that takes other features is told before anything is measured.
         given_head(config.head_file, main)
     data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
+    # Where nothing is fitted no image has to be held out, so a plain folder is measured whole.
     if config.split is None and surrogate is None and not _fits_a_head(main, data, config):
         data = replace(data, split="own")
     images = data.judged(config.num_images, main.preprocess.size)
     subject = ranks.first(lambda: Subject.of(main, images, surrogate))
+    # A refusal to replace a result comes now, and not after minutes of measuring.
     ranks.first(lambda: check_place(folder, subject, DynamicsFile.FILE, InterventionsFile.FILE))
     batches = iterate(
         images,
@@ -128,6 +133,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         num_workers=config.num_workers,
         ranks=ranks,
     )
+    # One cut for both sides, so that their numbers can be compared phase by phase.
     cut = _choose_phases(main, surrogate, batches, config.k, config.phases, precision)
     chosen = choose_classes(images, config.num_classes)
     sides: dict[str, DynamicsResult] = {}
@@ -171,13 +177,16 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         provenance=Provenance.since(started, device),
         **facts,
     )
+    # Written now: an interruption of what follows does not lose it.
     ranks.first(lambda: _write(measured, folder))
+    # Without the unreadable images, so that none of the few that are chosen below is missing.
     bad = set(measured.bad_images)
     few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
     changed = None
     if config.interventions:
         head, reason = _find_head(main, folder, precision, data, config, ranks)
         some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.sample_images)
+        # Read once and sent to all: every rank gives the same images to `intervene`, which shares the pairs of blocks.
         shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
         parts = intervene(main, surrogate, shown, cut, head, ranks)
         changed = InterventionsFile(
@@ -260,6 +269,7 @@ def _choose_phases(
         Trajectories(teacher, batches, precision),
         teacher.num_layers,
         teacher.groups,
+        # A cut reads cosines only, so CKA is left out.
         cka_features=None,
         model=teacher.name,
     )
@@ -270,6 +280,7 @@ def choose_classes(data: ImageData, num: int) -> list[int] | None:
     """The `num` classes with the most images, ties to the lower number; None if two with two images are not there."""
     if data.labels is None or num < 1:
         return None
+    # A class needs two images: accuracy leaves each image out of the mean of its own class.
     counts = Counter(data.labels)
     ranked = sorted((label for label, n in counts.items() if n >= 2), key=lambda label: (-counts[label], label))
     return sorted(ranked[:num]) if len(ranked[:num]) >= 2 else None

@@ -52,7 +52,9 @@ def edit(config: EditConfig) -> Editing:
     job = open_job(config, EditFile.FILE)
     to = _class_number(job, config.to)
     phases = chosen_phases(job.phases, config.at)
+    # The last end is the model's last layer, where a control makes the same step.
     ends = [last for _, last in job.phases.spans]
+    # The means are fitted, so they come from training images and not from those that are edited.
     fitted = job.training_images(config.train_images or _MEAN_IMAGES)
     sides: dict[str, list[EditResult]] = {}
     for side, vit in (("surrogate", job.surrogate), ("teacher", job.teacher)):
@@ -91,6 +93,7 @@ def _class_number(job: ToolJob, wanted: str | None) -> int:
         raise ValueError(f"name the class to edit towards: --to CLASS, one of {len(names)} such as {some}")
     if wanted in names:
         return names.index(wanted)
+    # After the names, because a class may be called `7`.
     if wanted.isdigit() and int(wanted) < len(names):
         return int(wanted)
     close = difflib.get_close_matches(wanted, names, n=1)

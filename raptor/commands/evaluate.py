@@ -63,8 +63,10 @@ class Evaluation(Result):
     def text(self) -> str:
         from rich.console import Console
 
+        # rich takes 80 columns where there is no terminal, and would break the rows of these tables.
         console = Console(width=140)
         with console.capture() as capture:
+            # Names of models and folders may hold square brackets, which rich would read as markup.
             for line in self.certificate.first_lines():
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             console.print(self.certificate.table())
@@ -151,12 +153,14 @@ class _Job:
             progress=progress,
             ranks=self.ranks,
         )
+        # A stream knows its bad images only after it was read.
         self.streams.append(stream)
         return stream
 
     def sample(self) -> ImageStream:
         """The images that stitching, and rate and distortion, are measured on."""
         judged = self.images.judged
+        # Spread over the data, because the first images of a folder are of one class.
         return self.stream(judged.select(judged.sample(min(self.config.sample_images, self.config.num_images))))
 
     def measuring(self, head: Head | None) -> dict[str, Any]:
@@ -185,6 +189,7 @@ class _Job:
         if not (self.folder / HeadFit.FILE).is_file():
             return None
         fit = HeadFit.read(self.folder)
+        # The refit began from one head. Beside another one its agreement would say nothing.
         if fit.head != self.head_source:
             notes.append(f"the refitted head is left out: it was fitted from another one, {fit.head}")
             return None
@@ -217,6 +222,7 @@ def _open_job(config: EvaluateConfig) -> _Job:
     subject = ranks.first(lambda: Subject.of(teacher, images.judged, surrogate))
     # Before anything is measured: an hour later a refusal to replace a result would be of little use.
     ranks.first(lambda: check_place(folder, subject, Certificate.FILE, Complexity.FILE))
+    # Made now, because a ridge head that is fitted first is kept there.
     folder.mkdir(parents=True, exist_ok=True)
     return _Job(config, surrogate, teacher, autonomous, images, ranks, precision, folder)
 
@@ -255,6 +261,7 @@ def _certify(job: _Job, head: Head | None, refitted: Refitted | None) -> Certifi
     bar.finish()  # skipped images leave it below its total
     certificate.notes.append(f"head: {job.head_source}")
     if certificate.definition is not None:
+        # The worst images keep their pictures in the file, so that a page needs no model to show them.
         add_pictures(certificate.definition, job.teacher, job.images.judged)
     if job.teacher.name.endswith(OTHER_TEACHER):
         # Its blocks never saw such states: what comes out would say nothing of the surrogate.
@@ -324,6 +331,7 @@ def _open_autonomous(config: EvaluateConfig, surrogate: ViT, teacher: ViT) -> Vi
     name = f"--autonomous {_source(run) or getattr(run, 'name', 'model')}"
     if describe_surrogate(folder_of(run)) is None:
         raise ValueError(f"{name} is no surrogate: name a run of raptor distill")
+    # The teacher is handed over, so that it is opened once and both surrogates are held against it.
     other, _ = open_pair(
         run,
         teacher=teacher,
@@ -338,9 +346,11 @@ def _open_autonomous(config: EvaluateConfig, surrogate: ViT, teacher: ViT) -> Vi
 
 
 def _choose_images(config: EvaluateConfig, teacher: ViT) -> _Images:
+    # Labels are numbered as the outputs of the head that judges, which may be that of a file.
     num_classes, names = head_outputs(teacher, config.head_file)
     size = teacher.preprocess.size
     chosen = ChosenData.of(folder_of(config.run), vars(config), names, num_classes)
+    # Of any class: null models and the search for copies need images, not labels.
     fitted = chosen.training(config.train_images or _NULL_MODEL_IMAGES, size, any_class=True)
     seen = chosen.trained_on(folder_of(config.run), size)
     like: ImageData = fitted
@@ -368,6 +378,7 @@ def _shifted_sets(config: EvaluateConfig, judged: ImageData, fitted: ImageData, 
             continue
         # `own`: the set's validation part, or all of it. Its labels play no part, so that any classes will do.
         data = open_data(one, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad)
+        # A set that holds training images would not be unseen.
         check_apart(fitted, data)
         found[data.name] = data
     return found

@@ -26,6 +26,7 @@ def explore(config: ExploreConfig) -> None:
     model, port = config.model, config.port
     surrogate: ViT | None
     if isinstance(model, Distilled):
+        # What distill returned holds both models, so neither is opened again.
         surrogate, of_teacher = model.surrogate, model.teacher
     else:
         device, opening = pick_device(config.device), config.opening()
@@ -36,6 +37,7 @@ def explore(config: ExploreConfig) -> None:
     print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)
     with _own_hosts_only():
         page.launch(
+            # Given, so that GRADIO_SERVER_NAME in the environment cannot open the page to a network.
             server_name="127.0.0.1",
             server_port=port,
             max_file_size="10mb",
@@ -57,6 +59,7 @@ def _own_hosts_only() -> Iterator[None]:
     except ImportError:
         yield
         return
+    # Gradio makes its app inside `launch`, so the function that makes it is wrapped.
     create = App.create_app
 
     def create_guarded(*args: Any, **options: Any) -> Any:
@@ -74,6 +77,7 @@ def _own_hosts_only() -> Iterator[None]:
 def example_image() -> str:
     """The file of one of the built-in images, to try the page with."""
     image = open_data("scenes", "val", limit=1, size=224)[0]
+    # Gradio shows files of the temporary folder without being asked, and the working folder may be read-only.
     path = Path(tempfile.mkdtemp(prefix="raptor-explore-")) / "scene.png"
     image.save(path)
     return str(path)
@@ -103,9 +107,11 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
             image = read_image(path)
             found = {name: perturb_image(v, image, int(layer), group, 10.0**log_eps) for name, v in views.items()}
         except ValueError as error:
+            # Shown on the page. A traceback in the log would look like a fault of the program.
             raise gr.Error(str(error), print_exception=False) from None
         return figure_perturbed(found, int(layer), group), describe(found, classes)
 
+    # Gradio reports its use over the network unless it is told not to.
     with gr.Blocks(title="raptor explore", analytics_enabled=False) as page:
         beside = f", beside {views['surrogate'].name}" if "surrogate" in views else ""
         gr.Markdown(
@@ -125,6 +131,7 @@ def build_page(views: dict[str, ViT], classes: list[str]) -> Any:
                 text = gr.Markdown()
         inputs = [image, layer, group, log_eps]
         button.click(show, inputs, [plot, text], api_name="show")
+        # Draws the example when the page opens, so that nobody meets empty plots.
         page.load(show, inputs, [plot, text], show_progress="hidden", api_name=False)
         for control in (layer, group, log_eps):
             control.change(show, inputs, [plot, text], show_progress="hidden", api_name=False)

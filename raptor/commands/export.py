@@ -66,15 +66,18 @@ def export(config: ExportConfig) -> Export:
     head, told = _head_of(teacher, run, images)
 
     written = _write(config, surrogate, teacher, folder)
+    # As it would be used in PyTorch: otherwise each call makes the factors of each layer again.
     runners = [in_pytorch("surrogate", at_speed(surrogate), surrogate, "fp32"), written]
     runners.append(in_pytorch("teacher", teacher, teacher, "fp32"))
     beside = _teacher_alike(config, teacher)
     if beside is not None:
         runners.append(beside)
+    # Without images, noise still shows whether the file computes what the model does.
     batches: Iterable[Batch] = noise(teacher.preprocess.size)
     if images is not None:
         batches = iterate(images, teacher.preprocess, config.batch_size)
     num_images = measure_runners(runners, teacher, batches, head)
+    # Before anything is timed: a file that computes something else has no times worth knowing.
     check_parity(written.row, _TOLERANCES[config.weights])
     time_runners(runners, teacher.preprocess.size, config.timed_calls)
 
@@ -187,6 +190,7 @@ def _teacher_alike(config: ExportConfig, teacher: ViT) -> Runner | None:
         with tempfile.TemporaryDirectory() as folder:  # read into memory at once
             return _write_graph(config, teacher, "teacher", Path(folder) / f"model.{config.to}")
     if config.weights == "fp32":
+        # The teacher at full precision in PyTorch is a row already.
         return None
     return in_pytorch("teacher", with_rounded_values(teacher, config.weights), teacher, config.weights)
 

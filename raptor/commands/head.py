@@ -53,6 +53,7 @@ class FittedHead(Result):
 def head(config: HeadConfig) -> FittedHead:
     """Refit the norm and head of a surrogate to its teacher's outputs, without labels."""
     started = time.monotonic()
+    # A wrong word is told before a model is opened.
     budget = Budget.parse(config.budget)
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
@@ -63,15 +64,18 @@ def head(config: HeadConfig) -> FittedHead:
     num_classes, names = head_outputs(teacher, config.head_file)
     size = teacher.preprocess.size
     chosen = ChosenData.of(folder_of(config.run), vars(config), names, num_classes)
+    # Outputs of the teacher are fitted and not labels, so images of any class will do.
     trained = chosen.training(config.train_images, size, any_class=True)
     judged = chosen.judged(config.num_images, size, like=trained)
     subject = ranks.first(lambda: Subject.of(teacher, judged, surrogate))
     ranks.first(lambda: check_place(folder, subject, HeadFit.FILE))
+    # Made now, because a ridge head that is fitted first is kept there.
     folder.mkdir(parents=True, exist_ok=True)
     own, source = _own_head(config, teacher, chosen, judged, folder, precision, ranks)
     stream = TrainStream(
         trained,
         teacher.preprocess,
+        # A set that is smaller than a batch would have no step in an epoch.
         min(config.batch_size, len(trained)),
         seed=config.seed,
         augment=config.augment,
@@ -80,6 +84,7 @@ def head(config: HeadConfig) -> FittedHead:
         num_workers=config.num_workers,
         ranks=ranks,
     )
+    # How many steps fit into seconds is not known beforehand.
     num_steps = None
     if budget.unit != "s":
         num_steps = budget.num_steps(stream.steps_per_epoch, 1.0, float)
@@ -105,10 +110,12 @@ def head(config: HeadConfig) -> FittedHead:
         num_workers=config.num_workers,
         ranks=ranks,
     )
+    # One pass, in which both heads read the same states.
     found = follow(surrogate, teacher, judging, own, precision, refitted=refitted)
 
     def finish() -> HeadFit:
         predictions = found.predictions(config.bootstrap, config.seed)
+        # Rounded up, so that a fit of a few steps has a first and a last loss too.
         num_tenth = -(-len(losses) // 10)
         fit = HeadFit(
             head=source,

@@ -70,6 +70,7 @@ def phases(config: PhasesConfig) -> SavedPhases:
             device=ranks.device,
             num_workers=config.num_workers,
             ranks=ranks,
+            # CKA is computed within batches, and a folder that is read in order gives batches of one class.
             shuffle=True,
         )
         entry = study_phases(
@@ -105,6 +106,7 @@ def _open_models(config: PhasesConfig, device: torch.device, has_run: bool) -> l
         options: dict[str, Any] = {**config.of_teacher(), **config.opening()}
         if has_run and not is_surrogate(folder_of(model)):
             options["teacher"] = None  # --teacher is of the runs
+        # An untrained model gets the same weights on every rank and in every run.
         with seeded():
             surrogate, vit = open_pair(model, device=device, **options)
         if surrogate is None:

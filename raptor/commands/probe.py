@@ -90,6 +90,7 @@ def probe(config: ProbeConfig) -> Probed:
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     ranks = join_ranks(device)
+    # An untrained model gets the same weights on every rank and in every run.
     with seeded():
         surrogate, of_teacher = open_pair(model, **config.of_teacher(), device=ranks.device, **opening)
     chosen = ChosenData.of(folder_of(model), vars(config), of_teacher.classes, of_teacher.num_classes)
@@ -112,6 +113,7 @@ def probe(config: ProbeConfig) -> Probed:
         max_seconds=config.max_seconds,
         ranks=ranks,
     )
+    # The teacher first, because its number of steps holds for both.
     sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
     folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "probe", config.weights_name()))
     check_folder_of(folder, folder_of(model), surrogate, of_teacher)
@@ -120,9 +122,11 @@ def probe(config: ProbeConfig) -> Probed:
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")
+        # As many steps as fitted into the teacher's time: otherwise the faster model would train longer.
         results[name] = train(vit, max_steps=results["teacher"].num_steps if results else None, progress=bar.update)
         bar.finish()
         folder.mkdir(parents=True, exist_ok=True)
+        # Saved at once: an interruption of the second side keeps the first.
         ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split, subject)
     ranks.first(lambda: report.write(folder))
@@ -148,6 +152,7 @@ def _open_both(
     chosen.check_same(chosen.val or chosen.data, chosen.split)
     train_frames = open_dense(train_spec, "train", task, limit=limit, size=size)
     judged_frames = open_dense(val_spec, chosen.judged_split, task, limit=val_images, size=size)
+    # Who asks for training images gets them. Held-out frames must not be among those that were trained on.
     if chosen.judged_split not in ("train", "all"):
         check_apart(train_frames, judged_frames)
         if seen is not None:

@@ -56,14 +56,17 @@ class Page(Result):
 def report(config: ReportConfig) -> Page:
     """One self-contained page of whatever a run folder holds."""
     folder = Path(folder_of(config.run))
+    # A run that is still training may hold results of other commands, which have a page.
     if unfinished(folder) and not any(folder.glob("*.json")):
         raise RunError(unfinished(folder))
     results = read_results(folder)
     path = Path(config.out) if config.out else results.folder / "report.html"
     if path.is_dir():
         raise RunError(f"{path} is a folder: give the page's own name with --out, such as {path / 'report.html'}")
+    # `--out summary.json` once wrote the page over the summary.
     if path.suffix not in (".html", ".htm"):
         raise RunError(f"{path} would not open as a page: give a name with --out that ends in .html")
+    # Before images are followed through the models, which takes far longer than the page.
     check_folder(path.parent)
     if config.num_images == 0:
         results.images = None
@@ -92,6 +95,7 @@ def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig) ->
 def _add_strips(results: Results, config: ReportConfig) -> None:
     """Measure images.json unless it is there already. A model that cannot be opened leaves a note instead; data, a
     split or a teacher that was asked for and cannot be opened is an error."""
+    # What somebody typed must open. What a run remembers may be gone, and the rest of the page does not need it.
     asked = config.data is not None or config.val is not None or config.split != "val"
     try:
         chosen = ChosenData.of(results.folder, vars(config))
@@ -116,6 +120,7 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
         )
         found = measure_strips(teacher, surrogate, chosen, config.num_images)
     except RunError:
+        # A RunError is a ValueError too, but says something that the user has to decide.
         raise
     except (ValueError, OSError) as error:
         if config.teacher is not None or config.weights is not None:

@@ -66,12 +66,15 @@ class Shown(Result):
 def show(config: ShowConfig) -> Shown:
     """Write pictures of one image inside a model: attention, PCA of patches, logit lens, which patches still turn."""
     model = folder_of(config.model)
+    # Before the model is opened, which takes seconds: a wrong file is told at once.
     image = read_image(config.image)
     device = pick_device(config.device)
+    # An untrained model gives the same pictures each time.
     with seeded():
         vit = open_studied(config.model, device=device, **config.of_teacher(), **config.opening())
     what = list(config.what or PICTURES)
     note = ""
+    # Left out of the default only: who asks for the lens is told that there is no classifier.
     if config.what is None and not vit.num_classes:
         what.remove("lens")
         note = f"no logit lens: {vit.name} has no classifier"

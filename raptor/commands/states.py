@@ -88,6 +88,7 @@ class States(Result):
         from raptor.report.style import use_style
 
         name = list(self.saved.arrays)[-1]
+        # Spread over all images, because those of a folder are sorted by class.
         rows = np.linspace(0, len(self.saved.names) - 1, min(len(self.saved.names), _SHOWN_IMAGES)).astype(int)
         x_nd = np.asarray(self.load(name)[rows], np.float64)
         x_nd = x_nd if x_nd.ndim == 2 else x_nd.mean(1)
@@ -116,15 +117,18 @@ def states(config: StatesConfig) -> States:
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
     _check_one_machine(ranks)
+    # An untrained model gets the same weights on every rank and in every run.
     with seeded():
         vit = open_studied(config.model, device=ranks.device, **config.of_teacher(), **config.opening())
     model = folder_of(config.model)
+    # Before images are opened: a layer that is not there is told at once.
     features = _choose_features(vit, config)
     folder = ranks.first(lambda: result_folder(config.out, model, "states", config.weights_name()))
     chosen, images = _choose_images(vit, model, config)
     subject = ranks.first(lambda: Subject.of(vit, images))
     ranks.first(lambda: check_place(folder, subject, StatesFile.FILE))
     shapes = {feature.name: [len(images), *feature.shape] for feature in features}
+    # Rank 0 makes the files in full length. Each rank then maps them and writes rows of its own, without a lock.
     files = ranks.first(lambda: _make_files(folder, shapes, format))
     arrays = _open_arrays(folder, shapes, format)
     batches = iterate(
@@ -135,6 +139,7 @@ def states(config: StatesConfig) -> States:
     with recording_parts(vit.blocks, vit.name, config.parts or (), layers) as inside:
         for found, _, batch in Trajectories(vit, batches, precision, f"features of {vit.name}"):
             assert batch.places is not None
+            # Unreadable images leave gaps, so each row remembers its image.
             rows |= zip(batch.places, batch.indices.tolist())
             for feature in features:
                 values = feature.read(found, inside, config.pool)
@@ -142,6 +147,7 @@ def states(config: StatesConfig) -> States:
                 arrays[feature.name][batch.places.start : batch.places.stop] = values
     for array in arrays.values():
         array.flush()
+    # Ranks have whole batches in turn: sorting brings back the order of the images.
     rows = dict(sorted(pair for pairs in ranks.gather(rows) for pair in pairs.items()))
     kept, places = list(rows.values()), list(rows)
     if len(kept) < len(images):
@@ -243,6 +249,7 @@ def _choose_features(vit: ViT, config: StatesConfig) -> list[_Feature]:
 def _count_heads(vit: ViT, parts: Sequence[str], layers: Sequence[int]) -> dict[int, int]:
     """Attention heads of the blocks `layers`. One image tells, and also whether the parts can be read at all."""
     size = vit.preprocess.size
+    # Nothing runs where nobody asked for parts: a hook of the user's own may need a whole batch.
     if not parts:
         return {}
     with torch.no_grad():
@@ -288,6 +295,7 @@ def _make_files(folder: Path, shapes: Mapping[str, Sequence[int]], format: str) 
         return files
     text, first, end = _safetensors_header(shapes)
     path = folder / "states.safetensors.tmp"
+    # By hand, because the writer of safetensors wants all arrays in memory.
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     _reserve(path, first + end)
     return dict.fromkeys(shapes, path.stem)
@@ -314,6 +322,7 @@ def _safetensors_header(shapes: Mapping[str, Sequence[int]]) -> tuple[bytes, int
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
+    # The format allows spaces after its header. With them the mapped arrays begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     return text, 8 + len(text), end
 
@@ -328,6 +337,7 @@ def _reserve(path: Path, num_bytes: int) -> None:
         raise WriteError(path, error.strerror or "no space") from None
 
 
+# A states.json may have been edited: only files that are called as this command calls them are ever deleted.
 _OWN_FILE = re.compile(r"layer\d+(\.\w+){1,2}\.npy|states\.safetensors")
 
 
@@ -343,6 +353,7 @@ def _earlier_files(folder: Path) -> set[str]:
 def _put_in_place(folder: Path, files: Iterable[str]) -> None:
     """Whole arrays take the place of all that an earlier states.json describes."""
     earlier = _earlier_files(folder)
+    # Removed first: an interruption must not leave it beside arrays that it does not describe.
     (folder / StatesFile.FILE).unlink(missing_ok=True)
     for file in earlier - set(files):
         (folder / file).unlink(missing_ok=True)

@@ -87,6 +87,7 @@ def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], A
     path = folder / f"{name}.json"
     wanted = hash_config({"command": f"raptor.commands.{name}.{name}", **vars(config)})
     try:
+        # The hash is of the options that decide the numbers, so a result of other options is measured again.
         is_there = path.is_file() and read_json(path)["provenance"]["config"] == wanted
     except (RunError, KeyError, TypeError):
         is_there = False
@@ -105,6 +106,7 @@ def _tell_time(vit: ViT, config: StudyConfig, planned: DynamicsConfig) -> None:
     for _ in Trajectories(vit, batches):
         pass
     if vit.device.type == "cuda":
+        # Kernels are only queued until here, so the clock would show the time of the host.
         torch.cuda.synchronize()
     seconds = (time.monotonic() - started) / sum(len(batch.images) for batch in batches)
     passes = QUICK_IMAGES + 2 * planned.num_images

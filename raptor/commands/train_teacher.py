@@ -55,6 +55,7 @@ class TrainedTeacher(Result):
 def train_teacher(config: TeacherConfig) -> TrainedTeacher | Plan:
     """Train a ViT classifier from scratch and save it to OUT/teacher, where the other commands find it."""
     teacher = teachers.train_teacher(config)
+    # --dry_run gives a plan, and nothing is trained.
     if isinstance(teacher, Plan):
         return teacher
     summary = TeacherSummary.read(Path(config.out))

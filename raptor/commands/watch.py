@@ -83,6 +83,7 @@ def watch(config: WatchConfig) -> Watching:
     bar = Progress("calibration", len(usual), "images")
     watcher.calibrate(job.stream(usual, bar.update), config.false_alarms)
     bar.finish()
+    # The other scores are compared on unusual sets only, so without any they are not fitted.
     baselines = None
     if unusual:
         baselines = Baselines(job.teacher, job.read_out(job.teacher), job.precision).fit(job.stream(usual))
@@ -94,6 +95,7 @@ def watch(config: WatchConfig) -> Watching:
             continue
         attacked = _attacked_images(job, watcher, judged, config, knows_watcher=name == "pgd-aware")
         judgements.append(judge(name, attacked.batches, attacked.names, fooled=attacked.share_fooled))
+    # The usual images come first, and every AUROC is against them.
     sets = [one.compared(judgements[0]) for one in judgements]
     measured = WatchFile(
         **job.about(watch_findings(sets, config.false_alarms)),
@@ -120,6 +122,7 @@ def _calibration_and_judged(job: ToolJob, config: WatchConfig) -> tuple[ImageDat
     ).without_labels()
     seen = job.data.trained_on(folder_of(config.run), size)
     if seen is not None:
+        # A surrogate follows its teacher better on images that it was trained on: the threshold would be too low.
         check_apart(seen, usual, remedy="calibrate on others with --calibrate")
     remedy = "name others with --calibrate, or leave it out for half of --data"
     check_apart(usual, job.images, "calibration images", remedy)
@@ -139,6 +142,7 @@ def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData |
         elif isinstance(one, str) and one in ATTACKS:
             found[one] = None
         else:
+            # Without labels, which play no part here: they may be of any classes.
             data = open_data(one, "own", limit=config.num_images, skip_bad=config.skip_bad).without_labels()
             found[data.name] = data
     return found
@@ -177,6 +181,7 @@ def _attacked_images(
     for batch in job.stream(data, bar.update):
         found = attack(batch.images, logits_of, limit_c, config.attack_steps, watcher.score if knows_watcher else None)
         is_fooled_b = found.is_fooled_b.cpu()
+        # An image that keeps its class was not attacked with success, so it is no example of an unusual image.
         if bool(is_fooled_b.any()):
             batches.append(Batch(found.images[found.is_fooled_b], None, batch.indices[is_fooled_b]))
     bar.finish()
@@ -190,7 +195,9 @@ def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> No
     from raptor.report.tool import draw_watched_images, scores_figure, watch_figure
 
     measured.write(folder)
+    # In memory first, so that the file is replaced as a whole.
     text = io.StringIO()
+    # csv ends lines with CR LF by default, and tools for lines then show CR as part of the last cell.
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("set", "image", "score", "alarm", "layer", "group"))
     for one in judgements:
