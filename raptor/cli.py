@@ -26,8 +26,10 @@ from raptor.terminal.help import completion, help_of, overview
 from raptor.terminal.module import load_module
 from raptor.terminal.streams import fail_fast_offline, is_users, one_line, safe_streams, stopped_by_signals
 
+# Every other command would do the same work in each process, and write the same files.
 _IN_PARALLEL = ("phases", "distill", "evaluate", "head", "probe", "dynamics", "states", "train-teacher")
 _MODELS = ("model", "models", "run")
+# The first two run code. A file may come from a stranger, so it may not give them.
 _ONLY_TYPED = ("module", "trust_hub", "config")
 
 
@@ -44,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(130, "stopped")
         except Exception as error:
             if not is_users(error):
+                # A fault of the program, whose traceback is wanted.
                 raise
             # By name, because `raptor.run` imports torch.
             was_stopped = type(error).__name__ == "Interrupted"
@@ -53,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(code: int, line: str) -> int:
     """Say why this process ended. torchrun or srun then ends the other ranks."""
     rank = started_processes()[0]
+    # Only torchrun or srun start several, and their output is mixed.
     if rank:
         line = f"rank {rank} on {socket.gethostname()}: {line}"
     print("raptor:", line, file=sys.stderr)
@@ -86,6 +90,7 @@ def run_command(name: str, words: list[str]) -> int:
     kind = config_of(name)
     if started_processes()[1] > 1 and name not in _IN_PARALLEL:
         raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
+    # Help is given whatever else is typed, also where a value is wrong or missing.
     if "-h" in words or "--help" in words or "--help-all" in words:
         print(help_of(name, everything="--help-all" in words), flush=True)
         return 0
@@ -94,6 +99,7 @@ def run_command(name: str, words: list[str]) -> int:
         if hasattr(result, "text") and started_processes()[0] == 0:  # the other ranks have the same result
             print(result.text(), flush=True)
         return 0
+    # Not an option of a config: it changes how a result is shown, and a function of Python returns it.
     words.remove("--json")
     with _output_to_stderr():  # a module of the user's own may print
         result = _call(name, kind, words)
@@ -113,6 +119,7 @@ def _call(name: str, kind: type[Config], words: Sequence[str]) -> Any:
 def _output_to_stderr() -> Iterator[None]:
     """Inside, what is printed goes to standard error, also by C code and by processes that a module starts."""
     sys.stdout.flush()
+    # sys.stdout is not enough: C code and child processes write to file descriptor 1.
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -130,6 +137,7 @@ def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
     module = typed.pop("module", [None])[0]
     given: dict[str, Any] = {}
     for file in files:
+        # A later file wins, and what is typed wins over all of them.
         given |= _read_config(Path(file).expanduser(), kind)
     for option, values in typed.items():
         given[option] = typed_value(kind.kinds()[option], values)
@@ -138,11 +146,14 @@ def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
     if module is not None and not is_named:
         if name == "report":
             raise ValueError("raptor report shows the results of a run: name its folder before --module")
+        # A word that passes the checks of a config; the model itself is made at the end, when all else is known to be
+        # right.
         given[first] = OWN
     for option in kind.POSITIONAL:
         if option not in given and option in (*_MODELS, *WORDS_SECOND):
             raise ValueError(f"give {shown(kind, option)}; see raptor {name} --help")
     config = kind(**given)
+    # Only then, because the lookup of a name may take seconds.
     if _is_on_the_hub(config):
         fail_fast_offline()
     if module is None:
@@ -155,6 +166,7 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
 
     `--num-images` is `--num_images`; a switch alone is true; `--data photos/ MODEL` is not taken apart.
     """
+    # A mapping cannot be typed: weights of token groups are given in a recipe.
     kinds = {option: of for option, of in kind.kinds().items() if dict not in members(of)[0]}
     kinds["config"] = list[str]
     if kind.POSITIONAL[0] in _MODELS:
@@ -171,6 +183,7 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
         option = _name_of(flag, kinds)
         if option not in kinds:
             raise ValueError(_unknown(name, flag, kinds))
+        # Dropping the first value without a word would run something else than was typed.
         if option in found and option != "config":
             raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
         # A word after a switch is the command's own where that is still missing: `--skip_bad MODEL`.

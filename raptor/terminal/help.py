@@ -69,6 +69,7 @@ class OptionText:
 def options_of(kind: type[Config]) -> list[OptionText]:
     """The options of a command in the order of their groups: its own first."""
     kinds = kind.kinds()
+    # RARE of a class hides that of its bases, so each one is read by itself.
     rare: set[str] = set()
     for base in kind.__mro__:
         rare.update(base.__dict__.get("RARE", ()))
@@ -78,12 +79,14 @@ def options_of(kind: type[Config]) -> list[OptionText]:
         told = _helps(declared_in)[f.name]
         default = f.default
         if f.default_factory is not MISSING:
+            # A list has its default in a function only.
             default = f.default_factory()
         # A base that is no group of its own, such as `Fitting`, has the group of the class that uses it.
         group = declared_in.__dict__.get("title", kind.title)
         found.append(
             OptionText(f.name, shown(kind, f.name), kinds[f.name], _as_typed(default), told, group, f.name in rare)
         )
+    # In the order of a command's work.
     order = [kind.title, "model", "images", "training", "machine"]
     return sorted(found, key=lambda option: order.index(option.group))
 
@@ -91,6 +94,7 @@ def options_of(kind: type[Config]) -> list[OptionText]:
 @cache
 def _helps(kind: type[Config]) -> dict[str, str]:
     """The text below each field that a class declares."""
+    # Python keeps no text below a field at run time, so it is read from the source.
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(node, ast.ClassDef)
     helps = {}
@@ -173,12 +177,15 @@ def _lines(option: OptionText, everything: bool) -> list[str]:
         text += f" [{option.default}]"
     start = f"  {option.shown:22} "
     if everything:
+        # Names such as train-teacher and numbers such as 1e-5 stay whole at the end of a line.
         return textwrap.wrap(start + text, _WIDTH, subsequent_indent=" " * len(start), break_on_hyphens=False)
+    # One line for each option, so that the help of every command fits a screen.
     return [start + textwrap.shorten(text, _WIDTH - len(start), placeholder=" ...")]
 
 
 def completion(words: Sequence[str]) -> str:
     """A script that completes commands, options and their choices: `eval "$(raptor completion bash)"`."""
+    # zsh takes the script of bash with bashcompinit. Any other shell would need a script of its own.
     if list(words) not in (["bash"], ["zsh"]):
         raise ValueError("say which shell: raptor completion bash, or raptor completion zsh")
     commands: list[str] = []
@@ -201,6 +208,7 @@ def completion(words: Sequence[str]) -> str:
         "  esac",
         '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
         "}",
+        # `-o filenames` puts a slash behind a folder, and escapes spaces in names.
         "complete -o filenames -F _raptor raptor",
     ]
     start = ["autoload -U +X bashcompinit && bashcompinit"] if words[0] == "zsh" else []

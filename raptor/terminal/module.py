@@ -17,11 +17,13 @@ def load_module(where: str) -> Any:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"--module {where}: there is no file {file}")
+    # Imported here, because most commands have no module.
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, path
     module = module_from_spec(spec)
+    # As for a script that Python runs: its own file may import what lies beside it.
     sys.path.insert(0, str(path.resolve().parent))
     with _code_of(where, path):
         spec.loader.exec_module(module)
@@ -33,8 +35,10 @@ def load_module(where: str) -> Any:
     from raptor.provenance import note_module
     from raptor.vit.view import ViT
 
+    # Noted once the file has run: a page tells later how the run is opened again.
     note_module(where)
     with _code_of(where, path):
+        # A name may stand for a model, or for a function that makes one.
         made = made if isinstance(made, nn.Module | ViT) else made()
     if not isinstance(made, nn.Module | ViT):
         raise ValueError(f"--module {where} gives a {type(made).__name__}: return an nn.Module or an opened model")
@@ -50,6 +54,7 @@ def _code_of(where: str, path: Path) -> Iterator[None]:
         import traceback
 
         frames = error.__traceback__
+        # The frames above are raptor's own and importlib's, which say nothing about the user's fault.
         while frames is not None and Path(frames.tb_frame.f_code.co_filename).resolve() != path.resolve():
             frames = frames.tb_next
         traceback.print_exception(type(error), error, frames)

@@ -25,12 +25,15 @@ def safe_streams() -> Iterator[None]:
         try:
             os.fstat(number)
         except OSError:
+            # The lowest free number is given, which is this one.
             os.open(os.devnull, os.O_RDWR)
     old = sys.stdout, sys.stderr
     for stream in old:
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is written as \\u00e9
             stream.reconfigure(errors="backslashreplace")
     try:
+        # A full disk behind standard output is an error, because a result would be lost. Progress on standard error is
+        # none.
         sys.stdout = cast(TextIO, _Unbroken(sys.stdout, BrokenPipeError))
         sys.stderr = cast(TextIO, _Unbroken(sys.stderr, OSError))
         yield
@@ -88,6 +91,7 @@ _DEFAULTS = {
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP (a closed terminal) raise `Stopped`."""
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -123,6 +127,7 @@ def _is_dead_worker(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
+    # A file name may hold line ends and control characters, and the message is one line.
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(error).split()))
     text = text or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":
@@ -140,6 +145,7 @@ def fail_fast_offline() -> None:
     from urllib.request import getproxies
 
     host = urlparse(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    # Behind a proxy the name may be known to the proxy only, and somebody who sets HF_HUB_OFFLINE has decided.
     if host is None or getproxies() or "HF_HUB_OFFLINE" in os.environ:
         return
     found: list[Any] = []
@@ -148,6 +154,7 @@ def fail_fast_offline() -> None:
         with suppress(OSError):
             found.extend(socket.getaddrinfo(host, 443))
 
+    # In a thread, because a name lookup has no timeout of its own.
     thread = threading.Thread(target=look_up, daemon=True)
     thread.start()
     thread.join(3)
