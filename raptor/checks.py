@@ -39,8 +39,10 @@ _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 
 def expand_home(value: Any) -> Any:
     """An option, or a list or mapping of them, with `~` expanded: a word that begins with it is a path."""
+    # A shell leaves `~` in --out=~/x, and Python and YAML never expand it.
     if isinstance(value, str | Path) and str(value).startswith("~"):
         return type(value)(os.path.expanduser(value))
+    # Plain lists only: a Dataset of PyTorch has no end as a list.
     if type(value) in (list, tuple):
         return type(value)(map(expand_home, value))
     if type(value) is dict:
@@ -102,8 +104,10 @@ def in_type(kind: Any, value: Any) -> Any:
         return tuple(entries) if get_origin(kind) is tuple else entries
     if isinstance(value, dict) and dict in kinds:
         return {name: in_type(float, entry) for name, entry in value.items()}
+    # YAML reads 224 as a number, also where it is the name of a folder.
     if kinds == [str] and value is not None:
         return str(value)
+    # A bool of Python is an int, and float(True) would be 1.
     if isinstance(value, bool) or not (int in kinds or float in kinds):
         return value
     if float not in kinds and isinstance(value, str) and re.fullmatch(r"[-+]?\d{1,30}", value):
@@ -114,6 +118,7 @@ def in_type(kind: Any, value: Any) -> Any:
         return value
     if float in kinds:
         return number
+    # A fraction stays as it is, and `check` refuses it in words.
     if number.is_integer():
         return int(number)
     return value
@@ -144,10 +149,12 @@ def check(config: Any, name: str, kind: Any, value: Any) -> None:
         raise ValueError(f"{option} must be {in_words(kind)}, got {value!r}")
     for entry in _entries(value):
         if isinstance(entry, str):
+            # A default may be empty, as the filter of `raptor models` is.
             if not entry.strip() and entry != type(config).__dict__.get(name):
                 raise ValueError(f"{option} is empty: give a value, or leave it out")
             _check_word(option, name, kind, kinds, entry)
         elif isinstance(entry, bool):
+            # Asked before the numbers, because a bool of Python is an int.
             if bool not in kinds:
                 raise ValueError(f"{option} must be {in_words(kind)}, got {str(entry).lower()}")
         elif isinstance(entry, int | float):
@@ -186,6 +193,7 @@ def _has_form(kind: Any, kinds: list[Any], value: Any) -> bool:
         if has_length and len(value) != len(get_args(kind)):
             return False
         return list in kinds
+    # A word passes where a list is meant: in Python data="photos/" is one folder.
     return list not in kinds or not isinstance(value, int | float)
 
 
@@ -216,6 +224,7 @@ def _check_number(option: str, kind: Any, kinds: list[Any], notes: list[Any], nu
     if not (float in kinds or (is_whole and int in kinds)):
         raise ValueError(f"{option} must be {in_words(kind)}, got {number!r}")
     is_endless = any(isinstance(note, Bounds) and note.endless for note in notes)
+    # First, because NaN is neither below nor above any bound.
     if not math.isfinite(number) and not (is_endless and number > 0):
         raise ValueError(f"{option} must be {in_words(kind)}, got {number}")
     for note in notes:
@@ -238,6 +247,7 @@ def _check_out(config: Any, out: str) -> None:
             if not isinstance(word, str):
                 continue
             folder = Path(word).expanduser()
+            # Resolved, so that photos, photos/ and a link to it are one folder.
             if folder.is_dir() and folder.resolve() == Path(out).resolve():
                 raise ValueError(f"--out {out} is the folder of the images: choose another --out")
 
@@ -261,6 +271,7 @@ def _check_model(word: str, is_run: bool) -> None:
         other = near or "there is no such folder; or write timm/NAME, hf/REPO, hub/REPO:ENTRY"
         raise ValueError(f"unknown model {word!r}: {other}")
     close = difflib.get_close_matches(name, built_in, n=1)
+    # It looks like a name of timm. Whether timm has it is not asked, because the import of timm takes seconds.
     if not close and re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", name):
         close = [f"timm/{name}"]
     hint = "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
@@ -271,9 +282,11 @@ def _check_model(word: str, is_run: bool) -> None:
 
 def _check_data(word: str) -> None:
     """Refuse a plain word that is neither a folder nor a known name; other data is checked when it is opened."""
+    # Words with a colon or braces belong to the readers, which check them when they open the data.
     plain = re.fullmatch(r"[\w~. /-]+", word) and not word.startswith(("hf/", "wds/"))
     if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
         return
+    # A far name would lead astray, so the bound is above .6, difflib's own.
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
     hint = _near_folder(word)
     if close:

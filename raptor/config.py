@@ -60,6 +60,7 @@ class Config:
     @classmethod
     def kinds(cls) -> dict[str, Any]:
         """The type of each option, with its bounds."""
+        # Bounds stand in Annotated, which get_type_hints takes off by default.
         hints = get_type_hints(cls, include_extras=True)
         return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
@@ -104,6 +105,7 @@ class Opening(WeightFile):
         "name",
     )
 
+    # Code of a stranger runs only where somebody says so.
     trust_hub: bool = False
     """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
     name: str | None = None
@@ -117,6 +119,7 @@ class Opening(WeightFile):
         """What tells this model from the published one of its name, for the default folder of its results."""
         if self.weights is not None:
             return Path(self.weights).stem
+        # An untrained model once took the folder of the trained one: it was refused there, or replaced its results.
         if not getattr(self, "pretrained", True):
             return "untrained"
         return ""
@@ -241,10 +244,12 @@ class Training(Fitting):
 
     seed: Seed = 0
     """of initialisation, data order, augmentation and drops."""
+    # On a CPU it does not pay.
     compile: bool | None = None
     """compile the blocks; by default on a GPU only."""
     resume: bool = True
     """continue a run that was interrupted."""
+    # By the clock and not by the step: a stage on ImageNet takes hours.
     checkpoint_minutes: Weight = 10.0
     """minutes between checkpoints; one is also written before each validation. 0 is after every step."""
     dry_run: bool = False
@@ -332,6 +337,7 @@ class Recipe(Config):
     that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others."""
     cosine: Weight = _entry(0.0)
     """weight of a cosine loss beside the squared error."""
+    # With 0 nothing is computed, so that the losses stay the same to the last bit.
     head_weight: Weight = _entry(0.0)
     """weight in stage 2 of KL(teacher || student) of the head's classes, e.g. .005; needs a head, or labels to fit
     one."""
@@ -373,6 +379,7 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Kept from before: once the entries are filled in, a typed rate and the recipe's look the same.
         rate = self.lr
         named = self._named()
         for f in dataclasses.fields(Recipe):
@@ -395,6 +402,7 @@ class Recipe(Config):
             hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(sorted(kinds))}"
             raise ValueError(f"recipe {self.recipe} has unknown entries: {', '.join(unknown[:6])}{hint}")
         for name, value in found.items():
+            # YAML reads an entry without a value as None, with which nothing can be trained.
             if value is None and not takes_none(kinds[name]):
                 raise ValueError(f"recipe {self.recipe} gives --{name} no value: write one, or leave it out")
             found[name] = in_type(kinds[name], value)
@@ -436,6 +444,7 @@ class ModelsConfig(Config):
 
     filter: str = ""
     """a part of the name, or a pattern with `*`."""
+    # `for` is a keyword of Python. The command line leaves the underscore out.
     for_: File | None = None
     """only the timm models that this weight file fits."""
 
@@ -462,10 +471,12 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """shortest phase; by default 2 with dp, else 1."""
     sample_images: Number = 32
     """with function: images on which each block is replaced by each other one."""
+    # As the paper cuts: pooled tokens give its phases on the DINOv2-S fine-tune, and all tokens do not.
     tokens: str = "pooled"
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
     standardise: bool = False
     """divide each coordinate by its deviation first, so that a few huge ones do not dominate."""
+    # Not "val", as elsewhere: nothing is fitted, and 5 % of a folder of photographs were once read without a word.
     split: str | None = None  # type: ignore[assignment]
     """which images: val (held out), train, all, or one of the data's own parts. By default all of a plain folder, the
     validation part of data that has one, and the held-out images of a run."""
@@ -475,6 +486,7 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """folder for phases.json and the figure; by default the run folder, else runs/phases-MODEL."""
 
     def __post_init__(self) -> None:
+        # At a terminal these are lists already. In Python one number and one model stand by themselves.
         self.k = [self.k] if isinstance(self.k, int) else self.k
         self.models = self.models if isinstance(self.models, list) else [self.models]
         super().__post_init__()
@@ -562,6 +574,7 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     def __post_init__(self) -> None:
         is_by_function = self.method == "function"
         if is_by_function and self.copy is None:
+            # Before the recipe is read, whose own `copy` would otherwise take this place.
             self.copy = "representative"
         super().__post_init__()
         if self.phases is not None and self.method != "maxcut":
@@ -699,6 +712,7 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
     validation part of data that has one, and the held-out images of a run or where a head is fitted."""
     interventions: bool = True
     """also swap layers, run phases longer and shorter, and run a surrogate past its last layer."""
+    # Off, because eight images take a minute and a half of one core on the built-in models.
     tangents: bool = False
     """also Jacobian growth, Lyapunov exponents, fixed points and transplants of up to 8 images, beside an untrained
     twin: minutes."""
@@ -710,6 +724,7 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
 class OnSurrogate(Opening, OfTeacher, Measuring, GivenHead, Running):
     """What the commands that use a surrogate as a tool share."""
 
+    # No title: these options stand in the group of the command that inherits them.
     POSITIONAL = ("run",)
 
     run: Model = field(kw_only=False)
@@ -727,6 +742,7 @@ class DepthConfig(OnSurrogate):
     title = "depth on demand"
     RARE: ClassVar[tuple[str, ...]] = ("rounds",)
 
+    # None, because time is measured: a CPU with its small cache wants few images, a GPU many.
     batch_size: Annotated[int, Bounds(1, 10**6)] | None = None  # type: ignore[assignment]
     """images per batch, which they leave as their phase ends; by default 8 on a CPU and 256 on a GPU."""
     exit: list[str] | None = None
@@ -907,6 +923,7 @@ class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
 
     model: Model = field(kw_only=False)
     """a run folder (teacher and surrogate side by side) or any model name."""
+    # Gradio's own default.
     port: Annotated[int, Bounds(1, 65535)] = 7860
     """of the page."""
 

@@ -51,6 +51,7 @@ def read_text(path: str | Path, remedy: str = "save it again, or move it away") 
 def parse_json(text: str) -> dict[str, Any]:
     """A JSON object; ValueError with the reason where the text is none."""
     try:
+        # The parser calls itself at each level of nesting, and a stranger's file may have any number of them.
         value = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -100,6 +101,7 @@ def parse_yaml(text: str) -> dict[str, Any]:
         raise ValueError(" ".join(str(error).split())) from None
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__}, not names with values")
+    # YAML reads `on:` and `1:` as names that are no text.
     if any(not isinstance(name, str) for name in value or {}):
         raise ValueError("it has a name that is not text")
     return value or {}
@@ -118,6 +120,7 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
     with replacing(path) as partial:
+        # A file name may hold bytes that are not UTF-8. Python keeps them in a form that cannot be encoded.
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
@@ -133,9 +136,11 @@ def replacing(path: Path) -> Iterator[Path]:
         try:
             yield partial
             allow_readers(partial)
+            # On the disk before it is renamed: after a power cut the name could otherwise stand for an empty file.
             sync(partial)
             os.replace(partial, path)
         except BaseException as error:
+            # After Ctrl-C too no partial file stays.
             with suppress(OSError):
                 partial.unlink()
             if isinstance(error, OSError | SafetensorError):
@@ -147,6 +152,7 @@ def reason_of(error: OSError | SafetensorError | WriteError) -> str:
     """Why a write failed, without a path."""
     if isinstance(error, WriteError):
         return error.reason
+    # An error of safetensors has no number, only its text.
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
         return "the disk is full"
     return str(error)
@@ -157,6 +163,7 @@ def _one_writer(folder: Path) -> Iterator[None]:
     """Inside, no other process is inside for the same folder, where the file system has locks."""
     number = os.open(folder, os.O_RDONLY)
     try:
+        # Some network file systems have no locks, and results are wanted there as well.
         with suppress(OSError):
             fcntl.flock(number, fcntl.LOCK_EX)
         yield

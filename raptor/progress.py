@@ -156,6 +156,7 @@ _open_bars: list[Progress] = []
 
 def started_processes() -> tuple[int, int]:
     """The number of this process and how many there are, as torchrun or srun say it; (0, 1) without them."""
+    # First, because torchrun inside a job of Slurm has the variables of both.
     if "RANK" in os.environ:
         return int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1))
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:  # only srun sets it: a batch script is one process
@@ -178,6 +179,7 @@ def _open_bar(description: str) -> RichProgress | None:
                 self.quiet = True
 
         console = ErrorConsole(stderr=True)
+        # A terminal that is called dumb cannot move its cursor.
         if not console.is_jupyter and (not console.is_terminal or console.is_dumb_terminal):
             return None
         # Refreshed by `advance` and not by a thread, since data loaders fork this process.
@@ -187,6 +189,7 @@ def _open_bar(description: str) -> RichProgress | None:
             TextColumn("{task.fields[status]}", markup=False),
             console=console,
             auto_refresh=False,
+            # rich would put streams of its own in the place of ours, which never break.
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -215,6 +218,7 @@ def track(items: Iterable[T], description: str, quiet: bool = False) -> Iterator
 
 def clock(seconds: float) -> str:
     """Seconds as a person writes them: 42 s, 3 min 05 s, 2 h 10 min."""
+    # NaN is the one number that differs from itself.
     if seconds != seconds or seconds == float("inf"):
         return "?"
     if seconds < 60:

@@ -84,6 +84,7 @@ class Provenance(Record):
     def here(cls) -> Provenance:
         """Of this process and of the command that runs in it."""
         scope = _SCOPE.get()
+        # Sorted, so that the same command writes the same file each time.
         images = [] if scope is None else sorted(scope.images.values(), key=astuple)
         config = None if scope is None else scope.config
         return cls(_command(), versions(), config=config, images=images, module=_MODULE.get())
@@ -94,6 +95,7 @@ def stamped(saved: dict[str, Any]) -> dict[str, Any]:
     found = saved.get("provenance") or {}
     here = {name: value for name, value in Provenance.here().to_dict().items() if value not in (None, [], {})}
     kept = {name: value for name, value in found.items() if value not in (None, [], {})}
+    # What a result says of itself wins: it knows its device and its time.
     return {**saved, "provenance": {**Provenance().to_dict(), **here, **kept}}
 
 
@@ -112,6 +114,7 @@ _MODULE: ContextVar[str | None] = ContextVar("module", default=None)
 @contextmanager
 def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Inside, results carry the hash of these options and the images that are read."""
+    # With a token, because demo and study run commands inside a command.
     token = _SCOPE.set(_Scope(hash_config({"command": name, **options})))
     try:
         yield
@@ -127,11 +130,13 @@ def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..
     def of_config(function: Callable[[Kind], Value]) -> Callable[..., Value]:
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Value:
+            # The command line hands over a config that was checked. Python gives its arguments.
             is_config = bool(args) and isinstance(args[0], kind)
             config = args[0] if is_config else kind.of(*args, **options)
             with torch_defaults(), recording(f"{function.__module__}.{function.__name__}", vars(config)):
                 return function(config)
 
+        # help() and editors would follow it to a function of one config, and show no arguments.
         del run.__wrapped__  # type: ignore[attr-defined]
         run.__doc__ = f"{function.__doc__}\n\n    Its arguments are the fields of raptor.config.{kind.__name__}."
         return run
@@ -159,12 +164,14 @@ def module_option(*where: str | None) -> str:
 def note_read(entry: ImagesRead) -> None:
     scope = _SCOPE.get()
     if scope is not None:
+        # By what was read, so that images that are read several times are noted once.
         scope.images[f"{entry.fingerprint} {entry.num_images}"] = entry
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
     """A short name of options: equal for equal options, whatever their order. What does not decide a result is left
     out, and so is what is not given."""
+    # Without those that are None: a new option that nobody gives leaves old hashes as they are.
     kept = {name: _plain(value) for name, value in config.items() if name not in _NOT_DECISIVE and value is not None}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 

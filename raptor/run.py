@@ -48,6 +48,7 @@ from raptor.files import (
 from raptor.provenance import stamped
 from raptor.streaming import Record
 
+# Where one is damaged, the error names the other.
 _KEPT_CHECKPOINTS = 2
 _SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -77,10 +78,12 @@ class Run:
         check_folder(self.folder)
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Before the config is read: of two starts at once only one may find the folder free.
             self._lock = _lock(self.folder)
         try:
             self._claim(config, resume)
         except BaseException:
+            # For Ctrl-C too: a program that goes on would keep the lock.
             self.close()
             raise
 
@@ -88,6 +91,8 @@ class Run:
         """Refuse a folder that holds another run's work; else make it this run's."""
         if check_config(self.folder, config, resume):
             with self.writing():
+                # Through JSON, as it is compared later. It also holds no object twice, for which YAML would write an
+                # alias.
                 text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
                 write_text(self.folder / "config.yaml", text)
         # A process that is killed while it writes a checkpoint leaves that one behind, as large as a whole one.
@@ -139,21 +144,25 @@ class Run:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 path = partial / "tensors.safetensors"
+                # safetensors refuses tensors that are not contiguous.
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
                 allow_readers(path)
                 sync(path)
                 write_text(partial / "state.json", json.dumps({**state, "tensor_bytes": path.stat().st_size}))
                 if (self.folder / "metrics.jsonl").exists():
                     sync(self.folder / "metrics.jsonl")  # the state counts its lines
+                # A rename does not replace a folder that holds files, and a resumed run may reach this step again.
                 if final.exists():
                     shutil.rmtree(final)
                 os.rename(partial, final)
+                # The new name is on the disk before `latest` points to it.
                 sync(root)
                 write_text(root / "latest", final.name)
             except (OSError, SafetensorError, WriteError):
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
         for old in _checkpoints(root)[:-_KEPT_CHECKPOINTS]:
+            # A resumed run may have gone back, so the highest number need not be the newest checkpoint.
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -202,6 +211,7 @@ class StopSignal(ContextDecorator):
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
+        # Python lets only the main thread set handlers.
         if StopSignal._open is not None or threading.current_thread() is not threading.main_thread():
             return StopSignal._open or self
         self.given, StopSignal._open = False, self
@@ -248,6 +258,7 @@ class ResultFile(Record):
         subject: Record | None = getattr(self, "subject", None)
         if subject is not None:
             saved = {"subject": subject.to_dict()} | saved
+        # NaN is no JSON, and no browser reads it. Records write null for it.
         write_text(path, json.dumps(saved, allow_nan=False))
         return path
 
@@ -273,6 +284,7 @@ def _latest_checkpoint(folder: str | Path) -> Path | None:
     if not pointer.exists():
         return None
     name = read_text(pointer, _way_out(folder, pointer)).strip()
+    # A pointer that was edited must not lead out of the folder.
     if not re.fullmatch(r"step-[0-9]{1,18}", name):
         raise RunError(f"{pointer} does not name a checkpoint: {_way_out(folder, pointer)}")
     return pointer.parent / name
@@ -405,9 +417,11 @@ def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
     inside = of is None or Path(of).resolve().is_relative_to(folder.resolve())
     if not inside and (folder / "config.yaml").exists():
         raise RunError(f"{folder} is a run of its own: choose another --out for what is measured of {of}")
+    # In the nearest folder that is there, so that a command that is refused later leaves nothing behind.
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     trial = there / f".trial-{os.getpid()}"
     try:
+        # A file of its own, because permissions do not tell of a read-only mount.
         trial.write_text("")
         trial.unlink()
     except OSError as error:
@@ -446,6 +460,7 @@ def hold_alone(file: TextIO) -> None:
 def let_go(file: TextIO) -> None:
     """Give up the lock at once, also where a process that was forked just now still has the file open."""
     with suppress(OSError):
+        # The lock belongs to the open file, which a forked process shares: closing it here would not be enough.
         fcntl.flock(file, fcntl.LOCK_UN)
     file.close()
 
@@ -461,6 +476,7 @@ os.register_at_fork(after_in_child=_close_held)
 def _checkpoints(root: Path) -> list[Path]:
     """The whole checkpoints under `root`, oldest first."""
     found = [path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]{1,18}", path.name)]
+    # By number: as text step-1000 comes before step-200.
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
@@ -473,6 +489,7 @@ def _way_out(folder: str | Path, path: Path) -> str:
 
 def _check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a folder whose work was made with another config, naming the entries that differ."""
+    # The new one goes through JSON, because a tuple is a list once it was written.
     old, new = expand_home(_flat(read_config(folder))), _flat(json.loads(json.dumps(config)))
     differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     images = [name for name in differing if name.startswith("images.")]
@@ -485,6 +502,7 @@ def _check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
             f"the {part} images changed since {folder} began ({counts} images, or other files): bring them back, "
             "or choose another --out"
         )
+    # More budget for a finished run is a common wish, and this is the way to it.
     if differing == ["recipe.budget"] and (folder / "summary.json").exists():
         raise RunError(
             f"{folder} is finished with a budget of {old['recipe.budget']}: to go on from its weights add "

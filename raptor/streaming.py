@@ -86,6 +86,7 @@ class Moments:
 
     def add_rows(self, rows: Tensor) -> None:
         """Add rows (N, ...) of any float type, N > 0."""
+        # Over many images, sums in float32 lose the digits of late ones.
         rows = rows.detach().double()
         mean = rows.mean(0)
         self.add(mean, (rows - mean).square().sum(0), len(rows))
@@ -95,6 +96,7 @@ class Moments:
         if ranks.size == 1:
             return
         num = ranks.sum(torch.as_tensor(self.num, dtype=torch.float64, device=self.mean.device))
+        # The common mean first: squares about it add up, while sums of raw squares would cancel.
         mean = ranks.sum(self.mean * self.num) / num
         self.squares = ranks.sum(self.squares + (self.mean.to(mean.device) - mean).square() * self.num)
         self.num = num
@@ -503,6 +505,7 @@ def jsonable(value: Any, digits: int | None = None) -> Any:
     Arrays become nested lists, dataclasses dicts, complex numbers [real, imaginary], and numbers that are
     not finite None. `digits` rounds floats to that many significant digits.
     """
+    # tolist gives Python's own numbers. The json module knows no others.
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):

@@ -144,6 +144,7 @@ def _read_subject(path: Path) -> Subject | None:
             start = file.read(_MAX_SUBJECT)
         if not start.startswith(_FILE_START):
             return None
+        # raw_decode ends after the subject: the rest of the file was not read.
         saved, _ = json.JSONDecoder().raw_decode(start, len(_FILE_START))
         return Subject.from_dict(saved)
     except (OSError, ValueError):  # a damaged file; what reads it next says so
