@@ -105,11 +105,13 @@ class Basins:
         if ranks.size == 1 or not ranks.is_first or not len(self._labels):
             return
         self._counts = dict.fromkeys(self.classes, 0)
+        # Each rank kept as many as one process may, so together there are too many.
         chosen = self._choose(self._labels.values().tolist())
         for rows in (self._labels, *self._kept.values()):
             rows.keep(chosen)
 
     def result(self) -> BasinsResult:
+        # Accuracy leaves each image out of the mean of its class, so a class of one image has no mean.
         classes = [c for c in self.classes if self._counts[c] >= 2]
         if len(classes) < 2:
             raise ValueError(f"fewer than two of the classes {self.classes} had two images: choose others or add data")
@@ -156,6 +158,7 @@ def group_basins(x_nld: Tensor, labels: Tensor) -> GroupBasins:
 
 def class_means(x_nld: Tensor, labels: Tensor) -> Tensor:
     """Mean of each class: `(C, L+1, D)`."""
+    # A product of matrices gives all classes in one call, without a loop.
     member_cn = torch.nn.functional.one_hot(labels).to(x_nld.dtype).mT
     return torch.einsum("cn,nld->cld", member_cn, x_nld) / member_cn.sum(1)[:, None, None]
 

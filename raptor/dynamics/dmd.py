@@ -56,6 +56,7 @@ class BatchedDMD:
 
     @property
     def gap(self) -> np.ndarray:
+        # A zero after the last one gives a fit at full rank an infinite gap.
         s = np.concatenate([self.singular_values, np.zeros((len(self.ranks), 1))], axis=1)
         rows = np.arange(len(self.ranks))
         with np.errstate(divide="ignore"):
@@ -266,6 +267,7 @@ class PooledDMD:
             self._before = x1.mT @ x1
             self._across = x2.mT @ x1
         else:
+            # In place: these two D x D matrices are all that is kept of any number of images.
             self._before.addmm_(x1.mT, x1)
             self._across.addmm_(x2.mT, x1)
         self.num_pairs += len(x1)
@@ -310,5 +312,6 @@ class PooledDMD:
         amplitudes = np.linalg.pinv(self.modes) @ x[:, 0].T  # (r', N)
         rebuilt = np.empty_like(x)
         for t in range(x.shape[1]):
+            # Eigenvalues of a real operator come in conjugate pairs, so the imaginary part of their sum is rounding.
             rebuilt[:, t] = (self.modes @ (self.eigenvalues[:, None] ** t * amplitudes)).real.T
         return np.linalg.norm(x - rebuilt, axis=2) / np.linalg.norm(x, axis=2)

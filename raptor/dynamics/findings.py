@@ -32,6 +32,7 @@ def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[st
         f"direction: within a cosine of {_ARRIVED} of the last state from {_listed(arrived, 'layer {}')} on",
         f"speed, mean over depth: {_listed(mean_speed, '{:.3f} rad')}; fastest step: {_listed(fastest)}",
     ]
+    # With one phase no step crosses a boundary.
     if phases is not None and len(phases) > 1:
         lines.append(boundary_finding(direction.speed["all"].mean, phases))
     if result.stability is not None:
@@ -47,6 +48,7 @@ def find(result: DynamicsResult, phases: Sequence[int] | None = None) -> list[st
         toward = result.gathering.toward["patches"].mean
         lowest = int(np.argmin(alignment))
         between = ""
+        # At an end it would repeat a number of this line.
         if lowest not in (0, len(alignment) - 1):
             between = f"lowest {alignment[lowest]:.2f} at layer {lowest}, "
         lines.append(

@@ -111,6 +111,7 @@ def sphere_paths(vit: ViT, batches: Iterable[Batch]) -> Iterator[SpherePath]:
     if vit.dtype.itemsize < 4:
         raise ValueError(f"{vit.name} has weights in half precision, in which derivatives are noise: open it in fp32")
     for batch in batches:
+        # The path needs no gradients: each map runs again where its derivative is taken.
         with torch.no_grad(), full_precision(vit.device):
             a_0, context = vit.embed(batch.images.to(vit.device))
             states = vit.unroll(a_0, context)

@@ -106,4 +106,5 @@ def _orthonormal(vectors: Sequence[Tensor], tokens: slice) -> tuple[list[Tensor]
         vector_btd = torch.zeros_like(like)
         vector_btd[:, tokens] = column_bn.view_as(like[:, tokens])
         orthonormal.append(vector_btd)
+    # QR leaves the signs of the diagonal open, and a growth has no sign.
     return orthonormal, r_bmm.diagonal(dim1=1, dim2=2).abs().log()

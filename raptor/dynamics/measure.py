@@ -186,6 +186,7 @@ def measure_dynamics(
             basins.update(states, _host_labels(batches, batch), means, batch.places)
         if stability is not None:
             rows = subset.pick(len(batch.images), batch.places)
+            # Images and not states, because they are embedded again in fp32, whatever the precision of this pass is.
             to_perturb.add(take_rows(batch.images, rows), places_of(rows, batch.places))
         num_seen += len(batch.images)
         count.add(len(batch.images))

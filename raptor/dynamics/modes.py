@@ -185,6 +185,7 @@ class Modes:
         if ranks is None:
             ranks = range(1, self.rank + 1)
         for rank in ranks:
+            # L steps have at most L singular directions.
             if rank < x_nld.shape[1]:
                 fit = fit_dmd(x_nld[few], rank, self.tolerance, with_modes=False)
                 sweep[rank] = {
@@ -225,6 +226,7 @@ class Modes:
         rank = max(1, round((x_nld.shape[1] - 1) / _LAYERS_PER_MODE))
         fits = fit_dmd(x_nld, rank, self.tolerance, with_modes=False)
         values = eigenvalue_numbers(fits.eigenvalues)
+        # Claims are judged by the fits per image and by the pooled one: one image has few steps.
         eigenvalues = self._pooled[name].fit(rank).eigenvalues
         spreads = {}
         for i, number in enumerate(NUMBERS):
@@ -255,6 +257,7 @@ def _jackknife(x_nld: Tensor, rank: int, tolerance: float) -> np.ndarray | None:
 
 def _spread(values: np.ndarray) -> Spread:
     """The spread of `(N, ...)` values over their first axis."""
+    # All rows are kept, so the quantiles are exact.
     moments = ImageMoments(reservoir=len(values))
     moments.update(torch.from_numpy(np.ascontiguousarray(values)))
     return moments.result()

@@ -73,6 +73,7 @@ def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict:
     counts = []
     effects = []
     for n in phases:
+        # A set, because for a phase of one block n + 1 is 2 n.
         counts.append(sorted({n - 1, n, n + 1, 2 * n}))
         effects.append(Effects(vit, predict or default_predict(vit)))
     with full_precision(vit.device):
@@ -159,6 +160,7 @@ def measure_extrapolation(
     last = vit.blocks[-1]
     assert isinstance(last, Step)
     layers = list(range(vit.num_layers, vit.num_layers + num_extra + 1))
+    # A step for each further depth: the block is the same, and its conditioning depends on the depth.
     steps = [Step(last.tied, layer).to(vit.device) for layer in layers[1:]]
     effects = Effects(vit, predict or default_predict(vit))
     norms = ImageMoments()

@@ -54,6 +54,7 @@ def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tens
     means: dict[str, Tensor] = {}
     total = torch.zeros(1, dtype=dtype, device=states[0].device)
     for name, span in groups.present():
+        # Summed in float32 or better: in bf16 a mean over many tokens loses digits.
         mean_bld = torch.stack([a[:, span].mean(1, dtype=dtype) for a in states], 1)
         # The mean over all tokens comes from the means over the groups, so that the states are read once.
         total = total + mean_bld * (getattr(groups, name) / groups.num_tokens)

@@ -68,6 +68,7 @@ class Swaps(Record):
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """`(pairs,)` values as a symmetric `(L, L)` matrix with NaN on its diagonal."""
         num = sum(self.phases)
+        # No block is swapped with itself, and a zero on the diagonal would look like a result.
         square = np.full((num, num), np.nan)
         for (i, j), value in zip(self.pairs, values):
             square[i - 1, j - 1] = value
@@ -100,6 +101,7 @@ def measure_swaps(
             for number, (i, j) in enumerate(pairs):
                 # Blocks before the first one of a pair are not touched, so the path starts at the clean state there.
                 last_btd = None
+                # Dealt out in turn, because the first pairs run more blocks than the last.
                 if number % ranks.size == ranks.rank:
                     last_btd = run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers))
                 effects.add(last_btd)
@@ -172,6 +174,7 @@ def _matched_std(pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: P
         differences = values @ np.array(weights)
         deviation = None
         if len(values) > 1 and np.isfinite(differences).all():
+            # Images are a sample, so the divisor is one less than their number.
             deviation = float(differences.std(ddof=1))
         deviations.append(deviation)
     return deviations

@@ -131,6 +131,7 @@ def compare_tangents(
         if side != "twin":
             sides[side] = measure_tangents(vit, batches, phases, twin=twin, seed=seed, advance=bar.advance)
     if twin is not None:
+        # Last again, because results and charts show it after both models.
         sides["twin"] = twin
     bar.finish()
     return sides, notes
@@ -189,6 +190,7 @@ def measure_tangents(
     try:
         found.transplants = measure_transplants(vit, batches, layers=layers, seed=seed)
     except ValueError as error:
+        # Without a head, or where all images have one class. The other measures are as good as ever.
         found.notes.append(f"no transplants: {error}")
     advance()
     return found

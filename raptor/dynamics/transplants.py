@@ -75,6 +75,7 @@ def measure_transplants(
     groups = measured_groups(vit.groups)
     parts: list[tuple[str, float]] = []
     for name, tokens in groups.items():
+        # Any share of one token is that token.
         if tokens.stop - tokens.start == 1:
             parts.append((name, 1.0))
         else:

@@ -226,6 +226,7 @@ class _Costs:
     def of(cls, side: Side) -> _Costs:
         vit = side.vit
         size = vit.preprocess.size
+        # FLOPs do not depend on what an image shows.
         images = torch.zeros(1, 3, size, size, device=vit.device)
         with torch.no_grad():
             x_btd, context = vit.embed(images)
