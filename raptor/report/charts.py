@@ -164,10 +164,12 @@ class Chart:
                 if values is None:
                     continue
                 known = np.isfinite(np.asarray(values, dtype=float))
+                # A curve without any value was not measured, which is no damage.
                 expected = np.full(known.shape, known.any())
                 if self.gaps and self.kind == "heatmap":
                     np.fill_diagonal(expected, False)
                 elif self.gaps:
+                    # argmax of truth values is the place of the first true one.
                     expected[: known.argmax()] = False
                 missing = np.argwhere(expected & ~known)
                 if len(missing):
@@ -196,6 +198,7 @@ class Chart:
         """The chart for `draw.js`; what a series does not have is left out."""
         saved: dict[str, Any] = rounded(asdict(self))
         for series in saved["series"]:
+            # A list of the keys, because entries are deleted on the way.
             for key in list(series):
                 if series[key] in (None, False, {}):
                     del series[key]
@@ -317,6 +320,7 @@ def number(value: Any, digits: int = 3) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     text = f"{value:z.{digits}g}"  # z: no "-0"
+    # To three figures 999.6 would be 1e+03.
     if "e" in text and abs(value) >= 1e-4:
         return f"{value:.0f}"
     return text

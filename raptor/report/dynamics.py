@@ -109,6 +109,7 @@ def dynamics_charts(sides: Sides, phases: list[int] | None) -> list[Chart]:
 def _speed_variance(found: DynamicsResult) -> Mapping[str, Spread]:
     spreads = {}
     for group, parts in found.direction.speed_variance.items():
+        # The variance over all tokens of all images is that within images plus that between them.
         spreads[group] = Spread(parts["tokens"] + parts["images"])
     return spreads
 
@@ -195,6 +196,7 @@ def perturbed_paths(found: Mapping[str, StabilityResult], phases: list[int] | No
     for side, measured in found.items():
         for place, group, when in _responses(measured):
             when["tokens"] = [group]
+            # With every group only these: paths of several groups from several layers could not be told apart.
             if group == "all":
                 when["tokens"].append(EVERY)
             for i in range(0, len(measured.layers), every):
@@ -214,6 +216,7 @@ def attraction(sides: Sides, phases: list[int] | None) -> Chart:
             for group, angles in phase.angle.items():
                 layers = list(range(phase.first, phase.last + 1))
                 curve = Series(side, layers, angles, colour=group, side=side, when={"tokens": [group]})
+                # One side only, because the words of both would cover each other.
                 if side == "teacher":
                     curve.text = [""] * len(layers)
                     curve.text[len(layers) // 2] = f"×{phase.rate[group]:.2f}"
@@ -235,6 +238,7 @@ def eigenvalues(sides: Sides) -> Chart:
     """Eigenvalues on the complex plane: of one fit per image, and of the fit pooled over all images."""
     series: list[Series] = []
     words = ""
+    # The unit circle is always in view, and no point lies off the axes.
     limit = 1.0
     for side, group, modes in _modes(sides):
         # Entries past the rank of a fit are not numbers.

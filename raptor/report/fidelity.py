@@ -144,6 +144,7 @@ def worst_images(results: Results) -> list[str | Chart]:
     pictures = ""
     for image in definition.hardest:
         if image.picture:  # `certify` in Python gives none
+            # A file's name is a stranger's text.
             name = escape(image.name)
             pictures += (
                 f'<figure><img src="data:image/png;base64,{escape(image.picture)}" alt="{name}">'

@@ -101,6 +101,7 @@ def _values(chart: Chart, control: str, chosen: Mapping[str, tuple[str, ...]]) -
     found: dict[str, None] = {}
     for series in chart.series:
         found |= dict.fromkeys(series.when.get(control, []))
+    # All groups together are a choice of the page. On paper they would repeat the panels.
     found.pop(EVERY, None)
     asked = chosen.get(control, tuple(found))
     return [value for value in asked if value in found]
@@ -115,6 +116,7 @@ def _panel(chart: Chart, about: OnPaper, column: str, row: str, chosen: Mapping[
             values[control] = (value,)
             names.append(_label(chart, control, value))
     panel = replace(chart.only(**values), title=", ".join(names))
+    # One side may lack what another has, and its place stays empty.
     if not panel.series:
         return None
     if about.rows == "model":  # the title names the side
@@ -168,6 +170,7 @@ def save_figures(
             save_figure(draw(replace(figure, source=source)), path)
             written.append(name)
         elif name.partition("-")[0] in sources:
+            # A figure of an earlier result would otherwise pass for one of this result.
             for kind in ("png", "svg"):
                 path.with_name(f"{name}.{kind}").unlink(missing_ok=True)
     return written

@@ -108,6 +108,7 @@ def look_inside(
             means.append(pattern_htt.mean(0))
         rolled = torch.stack(rollout(means))
         found.attention = _stacked(heads)
+        # The same queries as in the maps beside it.
         found.rollout = rolled[:, queries, where].mean(1).cpu()
     if "lens" in what:
         logits = [vit.finish(state)[0].float() for state in states]
@@ -181,6 +182,7 @@ def draw_attention(found: InsideImage) -> Any:
         _show_picture(cells[0], found, f"block {layer}")
         for head in range(num_heads):
             weights_p = found.attention[layer - 1, head]
+            # This block may have fewer heads than others.
             if not weights_p.isnan().any():
                 _show_map(cells[1 + head], weights_p, found.grid)
                 cells[1 + head].set_xlabel(f"{float(weights_p.sum()):.0%}", fontsize=7, labelpad=1)

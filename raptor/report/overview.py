@@ -135,12 +135,14 @@ def _surrogate_verdict(results: Results) -> str:
     scores = _scores(results)
     if scores.agreement is not None:
         same = f"the same prediction on {percent(scores.agreement)} of {images_of(scores.split)}"
+        # A share says little without what one class for all images would get.
         if "agreement" in scores.floors:
             same += f" (one class for all: {percent(scores.floors['agreement'])})"
         parts.append(same)
     if results.certificate is not None:
         teacher = results.certificate.costs["teacher"]
         surrogate = results.certificate.costs["surrogate"]
+        # Of the blocks only: embedding and head are shared and would dilute what tying saves.
         parameters = surrogate.block_parameters / teacher.block_parameters
         flops = surrogate.flops / teacher.flops
         parts.append(f"{parameters:.2f} times the block parameters and {flops:.2f} times the FLOPs")
@@ -214,6 +216,7 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
     elif results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
     scores = _scores(results)
+    # A teacher that is never right leaves no share to keep.
     if scores.teacher and scores.surrogate is not None:
         kept = f"{percent(scores.surrogate)} of {percent(scores.teacher)}"
         if "accuracy" in scores.floors:

@@ -89,6 +89,7 @@ def _page(results: Results, sections: list[Section], data: str) -> str:
 
 def _section(section: Section) -> str:
     parts = [f'<section id="{section.id}"><h2>{escape(section.title)}</h2>']
+    # Without a body only a hint is left, and the lead speaks of what is not there.
     if section.lead and section.body:
         parts.append(paragraph(section.lead, "lead"))
     if section.controls:
@@ -139,4 +140,5 @@ def _plotly_packed() -> str:
     """plotly.min.js, gzip then base64: 2.0 MB instead of 4.8; the page unpacks it with DecompressionStream."""
     from plotly.offline import get_plotlyjs
 
+    # gzip writes the time into its header: without one the same results give the same page.
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

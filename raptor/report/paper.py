@@ -59,6 +59,7 @@ def draw(figure: Figure) -> Any:
     heights = figure.heights or [height] * len(figure.panels)
     legend = _Legend(figure)
     maps = _Maps(figure)
+    # Only inside, so that the settings of the user's own figures stay.
     with rc_context(STYLE):  # type: ignore[arg-type]
         canvas = Canvas(figsize=(width * num_columns, sum(heights)), layout="constrained")
         axes = canvas.subplots(
@@ -85,6 +86,7 @@ def _write_title(canvas: Any, figure: Figure) -> None:
     if not figure.title:
         size = 6
         colour = "grey"
+    # matplotlib does not break a title that is wider than its figure.
     num_letters = int(canvas.bbox.width / canvas.dpi * 72 / (_LETTER * size))
     lines = [*figure.title.split("\n"), figure.source]
     text = "\n".join(textwrap.fill(line, num_letters) for line in lines if line)
@@ -134,6 +136,7 @@ def _draw_points(ax: Any, chart: Chart, legend: _Legend) -> None:
         ax.plot(np.cos(turn), np.sin(turn), color=LINE_COLOUR, linewidth=1, zorder=1)
         ax.axhline(0, color="#EEEEEE", zorder=0)
         ax.axvline(0, color="#EEEEEE", zorder=0)
+        # Otherwise the unit circle would be an ellipse.
         ax.set_aspect("equal")
     _set_axes(ax, chart)
 
@@ -182,6 +185,7 @@ class _Maps:
         num = len(series.z)
         # Outlines of several cuts have several colours, which only stand out from grey.
         colours = "Greys_r" if len(series.cuts) > 1 else "viridis"
+        # Cells are centred on the numbers of their layers, which begin at 1.
         image = ax.imshow(series.z, cmap=colours, vmin=low, vmax=high, extent=(0.5, num + 0.5, num + 0.5, 0.5))
         self._drawn.setdefault(series.unit, []).append((ax, image))
         for place, key in enumerate(series.cuts):
@@ -279,6 +283,7 @@ class _Legend:
                 handlelength=2.0,
                 columnspacing=1.2,
             )
+            # matplotlib knows the width only of a legend that is made, so one that is too wide is made again.
             if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
                 return
             legend.remove()
@@ -373,6 +378,7 @@ def _scale(ax: Any, axis: Axis) -> None:
     elif axis.symlog and ax.get_ylim()[1] > _DECADE:
         ax.set_yscale("symlog")
         ax.yaxis.set_major_formatter(plain)
+        # A symmetric logarithm has room for negative values, and gains are never negative.
         ax.set_ylim(bottom=0)
     elif axis.from_zero:
         ax.set_ylim(bottom=min(0, ax.dataLim.y0))

@@ -47,7 +47,9 @@ def read_image(path: str | Path | None) -> Image.Image:
     if not path:
         raise ValueError("choose an image first")
     try:
+        # Pillow starts Ghostscript for an EPS file, whatever the file is called. These formats run nothing.
         with Image.open(path, formats=FORMATS) as image:
+            # Before the picture is decoded: a small file may hold one of any size.
             if image.width * image.height > _MAX_PIXELS:
                 raise ValueError(
                     f"the image has {image.width}x{image.height} pixels: at most {_MAX_PIXELS:,} are taken"
@@ -64,6 +66,7 @@ def perturb_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not one of 0..{vit.num_layers}")
     pixels = vit.preprocess(image)[None].to(vit.device)
+    # On the CPU and from a fixed seed, so that teacher and surrogate get the same noise.
     generator = torch.Generator().manual_seed(seed)
 
     def change(x_btd: Tensor) -> Tensor:

@@ -101,6 +101,7 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
     names = _names(entries)
     first = entries[0]
     start = list(first.chosen or [])
+    # The phases of a run fit a model of its depth only.
     if lengths and sum(lengths) == first.model.num_layers:
         start = list(lengths)
     own: list[int] = []
@@ -237,6 +238,7 @@ def _names(entries: Sequence[ModelPhases]) -> list[str]:
     for entry in entries:
         name = entry.whose
         if name in names:
+            # Choosers go by name: two models of one name would be drawn over each other.
             name = f"{name} ({len(names) + 1})"
         names.append(name)
     return names
@@ -279,6 +281,7 @@ class SavedPhases(Result):
                 cut = entry.evidence.get(k, CutEvidence())
                 row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
                 row |= {"cost": cut.cost, "random cost": cut.random_cost}
+                # Where nothing tells phases from a shuffled matrix the text suggests no k, and this table once did.
                 rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
         return rows
 

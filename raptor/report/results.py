@@ -100,6 +100,7 @@ class Results:
                 continue
             if file.subject.teacher is not None:
                 return name, file.subject
+            # A file about a surrogate and its teacher says more, so the search goes on.
             first = first or (name, file.subject)
         return first
 
@@ -189,6 +190,7 @@ def read_results(folder: Path) -> Results:
         raise RunError(f"{folder} is not a folder: give the run folder that a command wrote with --out")
     results = Results(folder)
     saved = read_summary(folder)
+    # Both trainings write summary.json, and only that of a surrogate has a validation.
     if isinstance(saved, dict) and "validation" in saved:
         results.summary = DistillSummary.read(folder)
     elif saved is not None:
@@ -205,6 +207,7 @@ def read_results(folder: Path) -> Results:
     if config.exists():
         results.config = read_yaml(config, "run the command that made it again")
     for row in read_metrics(folder):
+        # Not every line is of a step of training: a validation has no loss.
         if {"stage", "step"} <= row.keys() and row.get("loss") is not None:
             results.losses.setdefault(row["stage"], []).append((row["step"], row["loss"]))
     if results.subject is not None and results.images is not None and results.images.subject is not None:

@@ -53,14 +53,17 @@ def provenance(results: Results) -> Section:
         rows.append((f"{name}.json", found.command or "–", number(found.seconds), found.device or "–"))
         versions = ", ".join(f"{package} {version}" for package, version in found.versions.items())
         files_of_versions.setdefault(versions, []).append(f"{name}.json")
+    # One point is no curve.
     if sum(map(len, results.losses.values())) > 1:
         section.body.append(_training(results.losses))
     section.body.append(table(("file", "command", "seconds", "device"), rows, numeric=False))
     for versions, names in files_of_versions.items():
         if versions:
+            # Mostly all files come from one installation, and then their names say nothing.
             which = "" if len(files_of_versions) == 1 else f" of {', '.join(names)}"
             section.body.append(paragraph(f"Versions{which}: {versions}.", "caption"))
     if results.config:
+        # Escaped, because the names of models and files in it may be a stranger's.
         text = escape(yaml.safe_dump(dict(results.config), sort_keys=False, allow_unicode=True))
         section.body.append(
             f"<details><summary>config.yaml, everything resolved</summary><pre tabindex='0'>{text}</pre></details>"

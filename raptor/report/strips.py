@@ -180,6 +180,7 @@ def open_run(
         raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
     options: dict[str, Any] = {"size": config.get("size"), "weights": weights or config.get("weights")}
     vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
+    # Pictures of other weights would stand beside the results of the run's own.
     if weights is not None and fingerprint(vit.model) != config.get("fingerprint"):
         raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
     return vit, None
@@ -254,6 +255,7 @@ def shown_picture(image_chw: Tensor, vit: ViT, max_side: int | None = _PICTURE_S
     """A normalised image back in 0..1, (H, W, 3), at most `max_side` px wide."""
     mean = torch.tensor(vit.preprocess.mean, device=image_chw.device).view(3, 1, 1)
     std = torch.tensor(vit.preprocess.std, device=image_chw.device).view(3, 1, 1)
+    # Rounding leaves values a little outside of 0..1, which a PNG cannot hold.
     seen_chw = (image_chw * std + mean).clamp(0, 1)
     if max_side is not None and seen_chw.shape[-1] > max_side:
         seen_chw = torch.nn.functional.interpolate(seen_chw[None], max_side, mode="area")[0]
@@ -269,5 +271,6 @@ def _spread_over_classes(labels: Tensor | None, num: int) -> list[int]:
     for label in labels.tolist():
         turns.append(num_seen[label])  # the first image of every class comes before the second of any
         num_seen[label] += 1
+    # Sorting keeps the order of equal turns, so the same images are chosen each time.
     order = sorted(range(len(turns)), key=turns.__getitem__)
     return sorted(order[:num])

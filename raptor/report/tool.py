@@ -78,6 +78,7 @@ def depth_figure(measured: DepthFile) -> Figure:
         for side in measured.sides():
             panel = chart.only(model=side, cost=cost)
             panel.title = side
+            # On the page one axis serves both costs.
             panel.x = Axis(unit)
             row.append(panel)
         panels.append(row)
@@ -88,6 +89,7 @@ def watch_chart(measured: WatchFile) -> Chart:
     """Where in depth both models disagree, for each set of images."""
     series: list[Series] = []
     for place, one in enumerate(measured.sets):
+        # An attack that fools no image leaves none to judge.
         if one.profile:
             layers = list(range(1, len(one.profile) + 1))
             line = Series(
@@ -109,6 +111,7 @@ def scores_chart(measured: WatchFile) -> Chart | None:
             line.y.append(found.auroc)
     if not series:
         return None
+    # A score with an AUROC of .5 tells no more than a coin.
     return described("watch-scores", list(series.values()), level=0.5)
 
 
@@ -143,6 +146,7 @@ def _scores_table(measured: WatchFile) -> str:
                 names.append(score)
         if len(cells) > 1:
             rows.append(cells)
+    # The first score is the watcher's. Files call it by what it needs, a surrogate.
     names[0] = "watcher"
     return table(["AUROC (95 %)", *names], rows)
 
@@ -260,6 +264,7 @@ def tool(results: Results) -> Section:
     for name, (title, command, makers) in _PARTS.items():
         file = getattr(results, name)
         if file is None:
+            # A section has one hint: the first part that is missing.
             section.hint = section.hint or command
             continue
         section.body += [part(title, f"Measured on {file.images}."), bullet_list(file.findings)]
