@@ -32,6 +32,7 @@ def tiny(**kwargs: Any) -> ViT:
 
 @pytest.mark.parametrize("kind", ["teacher", "rotary", "copied block", "paper's block"])
 def test_leading_singular_values_are_those_of_the_dense_jacobian(kind: str) -> None:
+    torch.manual_seed(0)  # with two singular values that happen to be close, the iteration would take long
     vit = tiny()
     if kind == "rotary":
         vit = tiny_timm("vit_small_patch16_dinov3", embed_dim=24, depth=2)
@@ -40,7 +41,7 @@ def test_leading_singular_values_are_those_of_the_dense_jacobian(kind: str) -> N
         shake(shared_blocks(vit), size=0.05)
     vit.model.double()
     images = noise_images(vit, 2).double()
-    found = measure_jacobians(vit, in_batches(images), (2,), max_iterations=40, tolerance=1e-3, num_random=1)
+    found = measure_jacobians(vit, in_batches(images), (2,), max_iterations=100, tolerance=1e-4, num_random=1)
     assert found.phases == [2] and found.num_images == 2
     for name in ("all", "patches"):
         expected = []
@@ -48,7 +49,7 @@ def test_leading_singular_values_are_those_of_the_dense_jacobian(kind: str) -> N
             dense = [dense_jacobian(vit, image, *span, vit.groups.slice(name)) for image in images]
             expected.append(np.mean([float(torch.linalg.matrix_norm(matrix, 2)) for matrix in dense]))
         values = np.array([*found.step[name].mean, *found.phase[name].mean])
-        # The iteration stops at a change of a thousandth and approaches from below.
+        # The iteration stops at a small change and approaches from below.
         assert (values < np.array(expected) * (1 + 1e-9)).all()
         np.testing.assert_allclose(values, expected, rtol=0.03)
 
