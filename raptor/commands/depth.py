@@ -15,7 +15,7 @@ from raptor.recurrence.depth import DepthFile, Side, depth_findings, fitting_rul
 from raptor.recurrence.job import open_job
 from raptor.streaming import Result
 from raptor.surrogate.at_speed import at_speed
-from raptor.vit.exits import parse_rule
+from raptor.vit.exits import Rule, parse_rule
 
 # Training images, so that no threshold knows the images that are judged.
 _FITTING_IMAGES = 64
@@ -69,9 +69,9 @@ def depth(config: DepthConfig) -> Depth:
     fitting = job.stream(job.training_images(_FITTING_IMAGES))
     for side in sides.values():
         if config.exit is None:
-            side.rules = fitting_rules(side, fitting, config.seed)
+            side.rules = fitting_rules(side, fitting, config.seed, job.precision)
         else:
-            side.rules = {word: parse_rule(word, side.vit.groups, side.read_out) for word in config.exit}
+            side.rules = _named_rules(side, config.exit, config.seed)
     bar = Progress("depth on demand", len(job.images), "images")
     # In one call, because all rules of both models take turns on each batch: a machine that slows down does so for all.
     points = measure_depth(sides, teacher, job.stream(progress=bar.update), job.precision, config.rounds)
@@ -86,6 +86,10 @@ def depth(config: DepthConfig) -> Depth:
     )
     _write(measured, job.folder)
     return Depth(measured, job.folder)
+
+
+def _named_rules(side: Side, words: list[str], seed: int) -> dict[str, Rule]:
+    return {word: parse_rule(word, side.vit.groups, side.read_out, seed) for word in words}
 
 
 def _write(measured: DepthFile, folder: Path) -> None:

@@ -40,6 +40,9 @@ class Rule:
     def keep(self, rows: Tensor) -> None:
         """Only these rows of the last batch go on."""
 
+    def rewind(self) -> None:
+        """The last batch comes again: decide as for its first time."""
+
 
 class Measured(Rule):
     """Fires where a number that is measured in each step is below a threshold."""
@@ -146,6 +149,14 @@ class RandomSkip(Rule):
         self.probability = probability
         # On the CPU, so that the same images are skipped on every device.
         self._generator = torch.Generator().manual_seed(seed)
+        self._at_start = self._generator.get_state()
+
+    def begin(self, phase: int) -> None:
+        if phase == 0:
+            self._at_start = self._generator.get_state()
+
+    def rewind(self) -> None:
+        self._generator.set_state(self._at_start)
 
     def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
         drawn_b = torch.rand(len(after_btd), generator=self._generator)
@@ -169,8 +180,8 @@ class FixedLengths(Rule):
         return torch.full((len(after_btd),), is_done, dtype=torch.bool, device=after_btd.device)
 
 
-def parse_rule(text: str, groups: TokenGroups, read_out: ReadOut | None = None) -> Rule:
-    """The rule that `turn<.02`, `second<.1`, `entropy<.5`, `kl<.01` or `random<.3` names."""
+def parse_rule(text: str, groups: TokenGroups, read_out: ReadOut | None = None, seed: int = 0) -> Rule:
+    """The rule that `turn<.02`, `second<.1`, `entropy<.5`, `kl<.01` or `random<.3` names; only the last has a seed."""
     name, comparison, number = text.replace(" ", "").partition("<")
     try:
         threshold = float(number)
@@ -180,7 +191,7 @@ def parse_rule(text: str, groups: TokenGroups, read_out: ReadOut | None = None) 
     if not comparison or not threshold > 0 or math.isinf(threshold):
         raise ValueError(f"cannot read the rule {text!r}: write a name and a positive threshold, such as turn<.02")
     if name == "random":
-        return RandomSkip(threshold)
+        return RandomSkip(threshold, seed)
     return make_rule(name, threshold, groups, read_out)
 
 

@@ -86,7 +86,7 @@ def run_on_demand(
         rule.begin(phase)
         rows = torch.arange(len(images), device=x_btd.device)
         # Every row is filled: at the last layer of a phase all images leave.
-        left_btd = torch.empty_like(x_btd)
+        left_btd: Tensor | None = None
         for layer in range(first, last + 1):
             after_btd = vit.step(layer, x_btd, context_of.rows(rows))
             is_done_b = torch.ones_like(rows, dtype=torch.bool)
@@ -98,7 +98,9 @@ def run_on_demand(
             leaving = is_done_b.nonzero().flatten()
             if len(leaving) == 0:
                 continue
-            # Under autocast a block may return another precision than it was given.
+            if left_btd is None:
+                # Like the state after a block: under autocast the one before it may have half its digits.
+                left_btd = x_btd.new_empty(len(images), *x_btd.shape[1:])
             left_btd[rows[leaving]] = x_btd[leaving].to(left_btd.dtype)
             num_blocks_bk[rows[leaving], phase] = layer - first + 1
             if len(leaving) == len(rows):
@@ -107,6 +109,7 @@ def run_on_demand(
             rule.keep(staying)
             rows = rows[staying]
             x_btd = x_btd[staying]
+        assert left_btd is not None, "every image leaves a phase"
         x_btd = left_btd
     output = (read_out or vit.finish)(x_btd)
     return OnDemand(output, x_btd, num_blocks_bk, rule.num_read_outs - num_read_before)

@@ -36,6 +36,14 @@ def test_rules_by_name_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "figures" / "depth.png").exists()
 
 
+def test_the_seed_is_also_that_of_a_rule_by_name(tmp_path: Path) -> None:
+    found = []
+    for seed in (0, 0, 1):
+        measured = depth("scenes-k3", exit=["random<.5"], seed=seed, out=str(tmp_path), **FEW).measured
+        found.append([points[1].blocks for points in measured.sides().values()])
+    assert found[0] == found[1] != found[2]
+
+
 def test_rules_that_fit_the_model_and_a_short_text(tmp_path: Path) -> None:
     found = depth("scenes-k2", out=str(tmp_path), **FEW)
     families = {point.family for point in found.measured.surrogate}

@@ -11,8 +11,8 @@ from raptor.certificate.complexity import count_flops
 from raptor.certificate.heads import Head
 from raptor.data.stream import Batch
 from raptor.phases.cut import Phases
-from raptor.recurrence.depth import DepthPoint, Side, depth_findings, fitting_rules, measure_depth
-from raptor.vit.exits import FixedLengths, Rule, parse_rule
+from raptor.recurrence.depth import QUANTILES, DepthPoint, Side, depth_findings, fitting_rules, measure_depth
+from raptor.vit.exits import FixedLengths, RandomSkip, Rule, Turn, parse_rule, turn
 from raptor.vit.on_demand import run_on_demand
 from raptor.vit.view import ViT
 
@@ -62,6 +62,37 @@ def test_thresholds_fit_the_model() -> None:
     blocks = [float(vit.run(images, rules[name]).num_blocks_b.double().mean()) for name in turns]
     assert len(turns) == 7 and blocks == sorted(blocks, reverse=True) and blocks[0] > blocks[-1] + 2
     assert "shorter 2|2|4" in rules and "random<0.1" in rules
+
+
+def test_thresholds_are_of_the_precision_that_is_measured() -> None:
+    vit = open_vit("scenes-k3")
+    images = noise_images(vit, 8)
+    batches = [Batch(images, None, torch.arange(8))]
+    heard: list[torch.Tensor] = []
+
+    class Heard(Rule):
+        def fires(self, before_btd: torch.Tensor, after_btd: torch.Tensor, num_steps: int) -> torch.Tensor:
+            heard.append(turn(before_btd[:, 0], after_btd[:, 0]).double())
+            return super().fires(before_btd, after_btd, num_steps)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        run_on_demand(vit, images, Heard())
+    rules = fitting_rules(_side(vit), batches, precision="bf16")
+    found = [rule.threshold for rule in rules.values() if isinstance(rule, Turn)]
+    wanted = torch.cat(heard).quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_every_round_skips_the_same_steps() -> None:
+    """Otherwise the shortest time would be that of the round that skipped most by chance."""
+    vit = open_vit("scenes-k3")
+    batches = [Batch(noise_images(vit, 4, seed=n), None, torch.arange(4)) for n in (1, 2)]
+
+    def blocks(rounds: int) -> float:
+        side = _side(vit, random=RandomSkip(0.4, seed=3))
+        return measure_depth({"surrogate": side}, _side(vit), batches, rounds=rounds)["surrogate"][1].blocks
+
+    assert blocks(1) == blocks(2) == blocks(3)
 
 
 def test_the_best_rule_loses_no_more_than_a_point() -> None:

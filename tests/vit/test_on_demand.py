@@ -10,6 +10,7 @@ from tiny_models import noise_images, tiny_timm
 
 from raptor import open_vit
 from raptor.vit.exits import FixedLengths, RandomSkip, Rule, Turn, turn
+from raptor.vit.groups import TokenGroups
 from raptor.vit.on_demand import PerImageContext, run_on_demand
 from raptor.vit.view import Context
 
@@ -79,6 +80,30 @@ def test_arguments_of_single_images_go_with_their_images() -> None:
     context_of._structure = torch.utils._pytree.tree_flatten([((1,), {"depth": 2})])[1]
     found = context_of.rows(torch.tensor([2, 0]))
     assert found.calls[0][0][0].tolist() == [12.0, 10.0] and found.calls[0][1] == {"depth": 7}
+
+
+def test_states_keep_their_digits_between_phases() -> None:
+    """Under autocast the embedding may be in half precision, and the stream after a block is not."""
+
+    class Thirds:
+        name = "thirds"
+        groups = TokenGroups(cls=1, registers=0, patches=1)
+        phases = (1, 2)
+        num_classes = 0
+        num_layers = 3
+
+        def embed(self, images: torch.Tensor) -> tuple[torch.Tensor, Context]:
+            return torch.ones(len(images), 2, 4, dtype=torch.bfloat16), Context([((), {})] * 3)
+
+        def step(self, layer: int, x_btd: torch.Tensor, context: Context) -> torch.Tensor:
+            return x_btd.float() / 3
+
+        def finish(self, x_btd: torch.Tensor) -> torch.Tensor:
+            return x_btd
+
+    run = run_on_demand(Thirds(), torch.zeros(2, 3, 8, 8), Rule())
+    assert run.last_btd.dtype == torch.float32
+    assert torch.allclose(run.last_btd, torch.tensor(1 / 27), rtol=1e-6)
 
 
 def test_a_rule_by_its_name_gives_the_models_output() -> None:
