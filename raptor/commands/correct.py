@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from raptor.certificate.shift import CorruptedImages, Corruption
 from raptor.config import CorrectConfig
+from raptor.data.apart import check_apart
 from raptor.dynamics.tangents import untrained_like
 from raptor.progress import Progress
 from raptor.provenance import command
@@ -21,7 +22,7 @@ from raptor.recurrence.correct import (
     measure_corrections,
 )
 from raptor.recurrence.job import ToolJob, chosen_phases, open_job
-from raptor.streaming import Result
+from raptor.streaming import Result, folder_of
 from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
 
@@ -122,8 +123,17 @@ def _models(job: ToolJob, config: CorrectConfig) -> tuple[dict[str, ViT], list[s
         # Corrections are compared by the number of their phase, so both must be cut alike.
         if other is None or list(other.phases or ()) != list(job.phases):
             raise ValueError(f"--beside {config.beside} is not a surrogate with the phases {job.phases}")
+        _check_unseen(job, config.beside)
         models["beside"] = other.to(job.device)
     return models, notes
+
+
+def _check_unseen(job: ToolJob, beside: Any) -> None:
+    """Raise if `--beside` was trained on the images that are judged, on which it would look better than it is."""
+    # The images of the job are of another run, or of none.
+    seen = replace(job.data, run=None).trained_on(folder_of(beside), job.teacher.preprocess.size)
+    if seen is not None and job.data.split not in ("train", "all"):
+        check_apart(seen, job.images, "training images", "name others with --data")
 
 
 def _write(measured: CorrectFile, folder: Path) -> None:

@@ -60,13 +60,15 @@ def edit(config: EditConfig) -> Editing:
     for side, vit in (("surrogate", job.surrogate), ("teacher", job.teacher)):
         read_out = job.read_out(vit)
         bar = Progress(f"class means of the {side}", len(fitted), "images")
-        means = class_means(vit, job.stream(fitted, bar.update), ends, read_out)
+        means = class_means(vit, job.stream(fitted, bar.update), ends, read_out, job.precision)
         bar.finish()
         bar = Progress(f"edits of the {side}", None, "image passes")
         sides[side] = []
         for phase in phases:
             batches = job.stream(progress=bar.update)
-            sides[side].append(measure_edit(vit, batches, means, to, phase, job.phases, read_out, config.seed))
+            sides[side].append(
+                measure_edit(vit, batches, means, to, phase, job.phases, read_out, config.seed, job.precision)
+            )
         bar.finish()
     measured = EditFile(
         **job.about(edit_findings(sides)),

@@ -22,6 +22,7 @@ from raptor.phases.cut import check_phases
 from raptor.recurrence.job import ToolFile
 from raptor.streaming import Record
 from raptor.vit.exits import ReadOut
+from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT
 
 LARGEST_STEP = 4.0
@@ -100,7 +101,11 @@ def edit_findings(sides: dict[str, list[EditResult]]) -> list[str]:
 
 @torch.no_grad()
 def class_means(
-    vit: ViT, batches: Iterable[Batch], layers: Sequence[int], logits: ReadOut | None = None
+    vit: ViT,
+    batches: Iterable[Batch],
+    layers: Sequence[int],
+    logits: ReadOut | None = None,
+    precision: str = "fp32",
 ) -> dict[int, Tensor]:
     """Mean state of each class at some layers, (C, G, D): one mean for each token group that the model has.
 
@@ -110,8 +115,9 @@ def class_means(
     sums: dict[int, Tensor] = {}
     num_c: Tensor | None = None
     for batch in batches:
-        states, _ = vit.record(batch.images.to(vit.device))
-        logits_bc = logits(states[-1])
+        with autocast(precision, vit.device):
+            states, _ = vit.record(batch.images.to(vit.device))
+            logits_bc = logits(states[-1])
         class_b = logits_bc.argmax(-1)
         # Sums by class as a product of matrices: a loop over classes would wait for the device a thousand times.
         one_hot_bc = F.one_hot(class_b, logits_bc.shape[-1]).double()
@@ -137,6 +143,7 @@ def measure_edit(
     phases: Sequence[int] | None = None,
     logits: ReadOut | None = None,
     seed: int = 0,
+    precision: str = "fp32",
 ) -> EditResult:
     """Edit the state that leaves a phase (1..k) of every image that is not of the class `to` already.
 
@@ -156,7 +163,8 @@ def measure_edit(
         raise ValueError(f"no image is taken for class {to}: give images of that class, or another --to")
     editor = _Editor(vit, means, to, layer, found.spans[-1], logits or vit.finish, seed)
     for batch in batches:
-        editor.add(batch.images.to(vit.device))
+        with autocast(precision, vit.device):
+            editor.add(batch.images.to(vit.device))
     return editor.result(phase)
 
 

@@ -13,6 +13,7 @@ from raptor.certificate.heads import Head, head_batches, head_outputs, resolve_h
 from raptor.certificate.verdict import named_images
 from raptor.config import OnSurrogate
 from raptor.data import ChosenData, ImageData, ImageStream, iterate
+from raptor.data.apart import check_apart
 from raptor.devices import pick_device, pick_precision, seeded
 from raptor.phases.cut import Phases
 from raptor.provenance import Provenance
@@ -99,7 +100,11 @@ class ToolJob:
 
     def training_images(self, num_images: int) -> ImageData:
         """Images that the surrogate may have been trained on, to fit something on."""
-        return self.data.training(num_images, self.teacher.preprocess.size, any_class=True)
+        found = self.data.training(num_images, self.teacher.preprocess.size, any_class=True)
+        # Where there is a run, its images have been compared; --data and --val of any other model have not.
+        if self.data.run is None and self.data.split not in ("train", "all"):
+            check_apart(found, self.images)
+        return found
 
     def about(self, findings: list[str]) -> dict[str, Any]:
         """The first entries of the result file."""

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from quick import blank_figures
+from tiny_images import SPLIT_TREE, write_tree
 
+from raptor import open_vit
 from raptor.cli import main
 from raptor.commands import correct
 from raptor.recurrence.correct import CorrectFile
+from raptor.vit.saved import save_vit
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +31,19 @@ def test_every_disturbance_of_every_model(tmp_path: Path) -> None:
         assert all(len(one.agreement) == 3 and one.agreement_clean[0] == 1 for one in corrections)
     assert measured.sides["beside"] == measured.sides["surrogate"], "it is the same model here"
     assert "surrogate, noise 1:" in found.text() and len(found.table_rows()) == 4 * 4 * 3
+
+
+def test_a_surrogate_beside_is_not_judged_on_images_that_it_was_trained_on(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_tree(photos, SPLIT_TREE)
+    run = tmp_path / "run"
+    save_vit(open_vit("scenes-k3"), run / "surrogate")
+    (run / "config.yaml").write_text(f"data: {photos}\n")
+    options = dict(at=3, extra=1, blur=0, jpeg=0, device="cpu", out=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"are also in the training images of .*: name others with --data"):
+        correct("scenes-k3", data="scenes", val=str(photos / "train"), beside=str(run / "surrogate"), **options)
+    found = correct("scenes-k3", data="scenes", val=str(photos / "val"), beside=str(run / "surrogate"), **options)
+    assert "beside" in found.measured.sides
 
 
 @pytest.mark.parametrize(

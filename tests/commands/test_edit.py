@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from quick import blank_figures
+from tiny_images import SPLIT_TREE, write_tree
 
 from raptor.cli import main
 from raptor.commands import edit
@@ -28,6 +29,21 @@ def test_an_edit_at_one_phase(tmp_path: Path) -> None:
         (one,) = results
         assert one.phase == 2 and one.to == 4 and one.flipped > 0.5
     assert "end of phase 2" in found.text() and len(found.table_rows()) == 2
+
+
+def test_the_precision_is_that_of_the_models(tmp_path: Path) -> None:
+    options = dict(to="matte cube", at=2, num_images=6, train_images=200, device="cpu")
+    fp32 = edit("scenes-k3", precision="fp32", out=str(tmp_path / "fp32"), **options).measured.surrogate
+    bf16 = edit("scenes-k3", precision="bf16", out=str(tmp_path / "bf16"), **options).measured.surrogate
+    assert fp32[0].step is not None and fp32 != bf16
+    assert bf16[0].step == pytest.approx(fp32[0].step, rel=0.1)
+
+
+def test_class_means_are_not_of_images_that_are_edited(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_tree(photos, SPLIT_TREE)
+    with pytest.raises(ValueError, match="are also in the training images of"):
+        edit("scenes-k3", to="0", data=str(photos), val=str(photos / "train"), out=str(tmp_path / "out"), device="cpu")
 
 
 @pytest.mark.parametrize(
