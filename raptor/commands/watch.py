@@ -24,6 +24,7 @@ from raptor.recurrence.job import ToolJob, open_job
 from raptor.recurrence.watch import WATCHER, Judge, Judgement, Watcher, WatchFile, watch_findings
 from raptor.report.strips import png, shown_picture
 from raptor.streaming import Result, folder_of
+from raptor.vit.trajectory import autocast
 
 ATTACKS = ("pgd", "pgd-aware")
 _ATTACKED_IMAGES = 128  # each gradient step runs both models forwards and backwards
@@ -137,14 +138,20 @@ def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData |
     found: dict[str, ImageData | None] = {}
     for one in asked:
         corruption = Corruption.parse(one) if isinstance(one, str) else None
+        data: ImageData | None
         if corruption is not None:
-            found[str(corruption)] = CorruptedImages(judged, corruption)
+            name = str(corruption)
+            data = CorruptedImages(judged, corruption)
         elif isinstance(one, str) and one in ATTACKS:
-            found[one] = None
+            name = one
+            data = None
         else:
             # Without labels, which play no part here: they may be of any classes.
             data = open_data(one, "own", limit=config.num_images, skip_bad=config.skip_bad).without_labels()
-            found[data.name] = data
+            name = data.name
+        if name in found:
+            raise ValueError(f"--unusual names two sets {name}: give each once, under a name of its own")
+        found[name] = data
     return found
 
 
@@ -176,10 +183,13 @@ def _attacked_images(
 
     # Images are normalised, so that one grey level is another step in each channel.
     limit_c = torch.tensor([config.attack_eps / 255 / deviation for deviation in vit.preprocess.std])
+    score_of = watcher.score if knows_watcher else None
     batches = []
     bar = Progress("attack", len(data), "images")
     for batch in job.stream(data, bar.update):
-        found = attack(batch.images, logits_of, limit_c, config.attack_steps, watcher.score if knows_watcher else None)
+        # At the precision of the watcher, which would otherwise judge other scores than the attack has lowered.
+        with autocast(job.precision, job.device):
+            found = attack(batch.images, logits_of, limit_c, config.attack_steps, score_of)
         is_fooled_b = found.is_fooled_b.cpu()
         # An image that keeps its class was not attacked with success, so it is no example of an unusual image.
         if bool(is_fooled_b.any()):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import csv
+import importlib
 import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from quick import blank_figures
+from torch import Tensor
 
 import raptor
 from raptor.cli import main
 from raptor.commands import watch
+from raptor.recurrence.detection import Attacked
 from raptor.recurrence.watch import Watcher, WatchFile
 
 FEW = ["--num_images", "60", "--false_alarms", ".1", "--device", "cpu"]
@@ -50,6 +54,19 @@ def test_sets_that_are_known_to_be_unusual(tmp_path: Path) -> None:
     assert "noise:5: AUROC" in found.text() and len(found.table_rows()) == 18
 
 
+def test_an_attack_is_at_the_precision_of_the_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def attacked(images: Tensor, *_: object) -> Attacked:
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        return Attacked(images, torch.ones(len(images), dtype=torch.bool))
+
+    monkeypatch.setattr(importlib.import_module("raptor.commands.watch"), "attack", attacked)
+    options = dict(num_images=60, false_alarms=0.1, device="cpu", precision="bf16")
+    watch("scenes-k3", unusual=["pgd"], out=str(tmp_path), **options)
+    assert seen == [torch.bfloat16]
+
+
 def test_the_watcher_in_python() -> None:
     monitor = raptor.watch(raptor.open_vit("scenes-k3"), raptor.open_vit("scenes"))
     assert isinstance(monitor, Watcher) and monitor.group_names == ["cls", "registers", "patches"]
@@ -61,6 +78,7 @@ def test_the_watcher_in_python() -> None:
         (["--calibrate", "scenes", "--data", "scenes"], "are also in the calibration images of scenes"),
         (["--calibrate", "no/such/folder"], "no/such/folder"),
         (["--unusual", "noise:9"], "the severity of noise is 1 to 5"),
+        (["--unusual", "noise", "noise:3"], "--unusual names two sets noise:3: give each once"),
         (["--num_images", "8"], "calibration images are too few"),
         (["--false_alarms", "2"], "--false_alarms"),
     ],
