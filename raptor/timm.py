@@ -122,6 +122,9 @@ def _become_surrogate(model: Any, state: dict[str, Tensor], prefix: str, *_rest:
         raise ValueError(f"{_MADE_OF} in these weights is damaged ({reason}): export them again") from None
     _widen(state)
     if hasattr(model, "shared_blocks"):  # it has become one before
+        # Phases of other lengths may have weights of the same shapes.
+        if model.surrogates != specs:
+            raise ValueError("these weights are of another surrogate than the model's: create a new model for them")
         return
     vit = open_vit(model, size=size, **structure.given())
     blocks = vit.blocks
@@ -130,6 +133,7 @@ def _become_surrogate(model: Any, state: dict[str, Tensor], prefix: str, *_rest:
     for n, step in enumerate(vit.blocks):
         blocks[n] = step
     model.shared_blocks = vit.model.shared_blocks
+    model.surrogates = specs
 
 
 def _widen(state: dict[str, Tensor]) -> None:

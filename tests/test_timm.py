@@ -14,6 +14,7 @@ from tiny_surrogates import conditioned
 
 import raptor.timm
 from raptor.export.weights import with_rounded_values
+from raptor.surrogate.surrogate import make_surrogate
 from raptor.timm import model_arguments, tensors_for_timm, timm_config
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
@@ -62,6 +63,18 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     torch.save(plain.state_dict(), tmp_path / "plain.pth")
     with pytest.raises(ValueError, match="of no surrogate for timm: write them with raptor export"):
         timm.create_model(f"raptor_{name}", checkpoint_path=tmp_path / "plain.pth", **shape)
+
+
+def test_a_model_does_not_take_the_weights_of_other_phases() -> None:
+    name, shape = FAMILIES["siglip"]
+    teacher = open_vit(f"timm/{name}", pretrained=False, size=32, **shape)
+    first, other = (make_surrogate(teacher, phases, conditioning="none") for phases in ((3, 1), (2, 2)))
+    name, arguments = model_arguments(first)
+    model = timm.create_model(name, **arguments)
+    model.load_state_dict(tensors_for_timm(first, "fp32"))
+    model.load_state_dict(tensors_for_timm(first, "fp16"))
+    with pytest.raises(ValueError, match="of another surrogate than the model's: create a new model for them"):
+        model.load_state_dict(tensors_for_timm(other, "fp32"))
 
 
 def test_a_damaged_description_is_one_line() -> None:

@@ -61,6 +61,9 @@ def _read_label(value: Any) -> int | str:
         if not _NUMBER.fullmatch(value):
             return value or -1
         value = int(value)
+    # Some programs write whole numbers as 3.0. Their images would otherwise lose their classes without a word.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, int):
         return max(value, -1)
     return -1

@@ -73,9 +73,12 @@ def fit_head(
         return ranks.add_(loss.detach())
 
     untouched = [parameter.detach().clone() for parameter in own.values()]
+    # A program that trains the surrogate goes on with its own gradients, which must not be in the first step here.
+    before = [(tensor, tensor.requires_grad, tensor.grad) for tensor in fitted]
     with torch.inference_mode(False), torch.enable_grad(), replaced_weights(list(own.values()), untouched):
         for tensor in fitted:
             tensor.requires_grad_()
+            tensor.grad = None
         # Without weight decay, which would pull a good head towards 0.
         optimizer = torch.optim.AdamW(fitted, lr=lr, weight_decay=0.0)
         try:
@@ -94,8 +97,9 @@ def fit_head(
                     progress(step + 1, num_steps)
             tensors = {name: parameter.detach().clone() for name, parameter in own.items()}
         finally:
-            for tensor in fitted:
-                tensor.requires_grad_(False)
+            for tensor, required, gradient in before:
+                tensor.requires_grad_(required)
+                tensor.grad = gradient
     if not all(bool(tensor.isfinite().all()) for tensor in (*tensors.values(), *fitted)):
         raise ValueError(f"the refitted head of {surrogate.name} is not finite: give a smaller --lr")
     return Refitted(tensors, linear), torch.stack(losses).tolist()

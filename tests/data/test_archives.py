@@ -178,6 +178,7 @@ def test_labels_in_json(tmp_path: Path) -> None:
     assert labels(a=True, b=False, c=True) == ([1, 0, 1], ["false", "true"])
     assert labels(a="2", b="10", c=1) == ([2, 10, 1], [str(i) for i in range(11)])
     assert labels(a="cat", b="ant") == ([1, 0], ["ant", "cat"])
+    assert labels(a=2.0, b=0) == ([2, 0], ["0", "1", "2"])
     with pytest.raises(ValueError, match="numbers such as 3 and names such as cat: give all samples the same kind"):
         labels(a="cat", b=3)
 

@@ -84,6 +84,25 @@ def test_as_written_out_with_torch(pair: tuple[ViT, ViT]) -> None:
     assert not any(tensor.requires_grad for tensor in refitted.tensors.values())
 
 
+def test_gradients_of_a_program_neither_enter_nor_are_lost(pair: tuple[ViT, ViT]) -> None:
+    surrogate, teacher = pair
+    head, _ = resolve_head(teacher)
+    wanted, _ = fit_head(surrogate, teacher, Stream(), head, lr=1e-2, num_steps=2)
+    own = after_blocks(surrogate, head)
+    try:
+        for parameter in own.values():
+            parameter.requires_grad_()
+            parameter.grad = torch.full_like(parameter, 3.0)
+        found, _ = fit_head(surrogate, teacher, Stream(), head, lr=1e-2, num_steps=2)
+        for name, parameter in own.items():
+            assert torch.equal(found.tensors[name], wanted.tensors[name])
+            assert parameter.requires_grad and parameter.grad is not None and float(parameter.grad.mean()) == 3
+    finally:
+        for parameter in own.values():
+            parameter.grad = None
+            parameter.requires_grad_(False)
+
+
 def test_a_ridge_head_is_refitted_with_the_norm_before_it() -> None:
     teacher = tiny_vit()
     surrogate = make_surrogate(teacher, (2, 3), conditioning="none", copy="last")
