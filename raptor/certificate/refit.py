@@ -143,14 +143,18 @@ def replaced_weights(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> 
     """Inside the context the parameters hold `values`, in place; then they are put back."""
     saved = [parameter.detach().clone() for parameter in parameters]
     try:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, values):
-                parameter.copy_(value)
+        _put(parameters, values)
         yield
     finally:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, saved):
-                parameter.copy_(value)
+        _put(parameters, saved)
+
+
+@torch.no_grad()
+def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values):
+        parameter.copy_(value)
+    # Autocast keeps half-precision copies of weights that take gradients, and would go on with the old ones.
+    torch.clear_autocast_cache()
 
 
 def surrogate_logits(vit: ViT, linear: LinearHead | None, state_btd: Tensor) -> Tensor:

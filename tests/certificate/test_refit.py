@@ -42,6 +42,18 @@ def test_a_linear_head_comes_back_too(tmp_path: Path) -> None:
     assert torch.equal(read.linear.weight, head.linear.weight) and torch.equal(read.linear.bias, head.linear.bias)
 
 
+def test_autocast_sees_the_replaced_weights() -> None:
+    """It keeps half-precision copies of weights that take gradients, also where none are asked for."""
+    layer = torch.nn.Linear(3, 2, bias=False)
+    x = torch.ones(1, 3)
+    new = torch.full_like(layer.weight, 4.0)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = layer(x)
+        with replaced_weights([layer.weight], [new]):
+            assert layer(x).tolist() == [[12.0, 12.0]]
+        assert torch.equal(layer(x), before)
+
+
 def test_weights_are_put_back_after_an_error() -> None:
     parameter = nn.Parameter(torch.ones(3))
     with pytest.raises(KeyError), replaced_weights([parameter], [torch.zeros(3)]):
