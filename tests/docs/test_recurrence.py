@@ -40,6 +40,8 @@ def test_depth_on_demand() -> None:
     assert f"gives {shorter.speedup:.2f} times at {shorter.agreement:.1%}" in PAGE
     assert f"{entropy.blocks:.0%} of the blocks at {entropy.agreement:.1%}" in PAGE
     assert f"({entropy.speedup:.2f} times)" in PAGE and f"the teacher gains {teacher.speedup:.2f} times" in PAGE
+    low, high = shorter.lost_interval
+    assert f"loses {100 * shorter.lost:.1f} points, with a 95 % interval of {100 * low:.1f} to {100 * high:.1f}" in PAGE
     # No rule that looks at images gains more for at most one point.
     for point in DEPTH.surrogate:
         if point.family not in ("shorter", "random") and point.lost <= 0.01:
@@ -55,6 +57,11 @@ def test_watching() -> None:
         best = max(found.auroc for name, found in one.scores.items() if name != "surrogate")
         name = one.name.rsplit("/", 1)[-1].removesuffix(".zip")
         assert f"| {name} | {own:.3f} | {best:.3f} " in PAGE
+    plain, aware = WATCH.sets[-2:]
+    assert f"an alarm in {100 * aware.alarms:.0f} % of these images, not in {100 * plain.alarms:.0f} %" in PAGE
+    assert aware.scores is not None
+    low, high = aware.scores["surrogate"].auroc_interval
+    assert f"({low:.2f} to {high:.2f})" in PAGE
 
 
 def test_editing() -> None:
@@ -66,6 +73,8 @@ def test_editing() -> None:
     assert f"flips {own.flipped:.0%} of {own.num_images} images" in PAGE and f"by {own.step:.2f} differences" in PAGE
     assert f"{own.stays:.0%} keep the class" in PAGE and f"of the teacher's {other.stays:.0%}" in PAGE
     assert f"gradient of the head {own.gradient:.0%}" in PAGE
+    own, other = of(EDIT.surrogate, 3), of(EDIT.teacher, 3)
+    assert f"(after edits at the end of phase 3, {own.stays:.0%} and {other.stays:.0%})" in PAGE
 
 
 def test_correcting() -> None:
@@ -78,3 +87,14 @@ def test_correcting() -> None:
     assert f"at most {most:.0%} of the lost agreement" in PAGE
     for one in CORRECT.sides["surrogate"]:
         assert one.agreement_clean[-1] <= one.agreement_clean[0]
+    lost_by_twin: list[float] = []
+    for side, corrections in CORRECT.sides.items():
+        for one in corrections:
+            if one.phase != 3:
+                continue
+            if side == "twin":
+                lost_by_twin += [one.agreement[0] - one.agreement[8], 1 - one.agreement_clean[8]]
+                continue
+            changes = [abs(kept - one.agreement[0]) for kept in one.agreement]
+            assert max(changes[:8]) < 0.035 and changes[8] < 0.055
+    assert f"the untrained twin has lost {100 * min(lost_by_twin):.0f} to {100 * max(lost_by_twin):.0f}" in PAGE
