@@ -262,6 +262,9 @@ def _check_model(word: str, is_run: bool) -> None:
     built_in = [path.name for path in (Path(__file__).parent / "assets").iterdir()]
     if name in built_in:
         return
+    file, _, function = name.partition(":")
+    if not is_run and file.endswith(".py"):
+        raise ValueError(f"unknown model {word!r}: did you mean --module {file}:{function or 'FUNCTION'}?")
     if name.endswith(_WEIGHT_SUFFIXES):
         raise ValueError(f"weights file {name} does not exist: correct the path, or write timm/NAME for a model")
     near = _near_folder(name)

@@ -64,6 +64,8 @@ def _fail(code: int, line: str) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview(), flush=True)
         return 0

@@ -25,6 +25,11 @@ def test_help_lists_every_command(capsys):
     assert all(name in printed for name in COMMANDS)
 
 
+def test_help_takes_a_command(capsys):
+    assert main(["help", "distill"]) == 0
+    assert capsys.readouterr().out.startswith("usage: raptor distill")
+
+
 def test_help_and_version_import_nothing_heavy():
     code = "import sys; from raptor.cli import main; main(['--help']); main(['--version']); "
     code += "print([m for m in ('torch', 'timm', 'numpy', 'tyro') if m in sys.modules])"
@@ -109,6 +114,8 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
         ("probe scenes --classes mine.txt", "--classes: there is no file mine.txt"),
         ("phases scenes --dtype fp8", "--dtype must be one of fp32, bf16, fp16, got fp8"),
         ("phases dinov2s.pt", "weights file dinov2s.pt does not exist"),
+        ("phases my_vit.py:make", "unknown model 'my_vit.py:make': did you mean --module my_vit.py:make?"),
+        ("phases my_vit.py", "unknown model 'my_vit.py': did you mean --module my_vit.py:FUNCTION?"),
         ("phases scnes", "unknown model 'scnes': did you mean 'scenes'?"),
         ("phases vit_tiny_patch16_224", "did you mean 'timm/vit_tiny_patch16_224'?"),
         ("evaluate missing", "there is no run folder missing: give the --out of an earlier command"),

@@ -21,7 +21,7 @@ from raptor.progress import Progress
 from raptor.provenance import command
 from raptor.recurrence.detection import Baselines, attack
 from raptor.recurrence.job import ToolJob, open_job
-from raptor.recurrence.watch import WATCHER, Judge, Judgement, Watcher, WatchFile, watch_findings
+from raptor.recurrence.watch import WATCHER, Judge, Judgement, Watcher, WatchFile, least_images, watch_findings
 from raptor.report.strips import png, shown_picture
 from raptor.streaming import Result, folder_of
 from raptor.vit.trajectory import autocast
@@ -116,7 +116,14 @@ def _calibration_and_judged(job: ToolJob, config: WatchConfig) -> tuple[ImageDat
     if config.calibrate is None:
         # Every other image: a folder is sorted by class, and both halves need all of them.
         places = range(len(job.images))
-        return job.images.select(places[0::2]), job.images.select(places[1::2])
+        usual = job.images.select(places[0::2])
+        least = least_images(config.false_alarms)
+        if len(usual) < least:
+            raise ValueError(
+                f"{len(usual)} calibration images are too few for {config.false_alarms:.1%} false alarms: half of the "
+                f"images calibrate, so give --num_images {2 * least} or more, or others with --calibrate"
+            )
+        return usual, job.images.select(places[1::2])
     size = job.teacher.preprocess.size
     usual = open_data(
         config.calibrate, "own", limit=config.calibration_images, size=size, skip_bad=config.skip_bad

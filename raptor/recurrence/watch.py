@@ -76,12 +76,11 @@ class Watcher:
         # A threshold from the images that the medians are of would be too low: they fit themselves.
         usual_nlg = error_nlg[0::2]
         held_out_nlg = error_nlg[1::2]
-        # With fewer scores the conformal rank lies beyond the largest one, and nothing would ever be an alarm.
-        least = math.ceil(1 / false_alarms) - 1
-        if len(held_out_nlg) < least or len(usual_nlg) < 2:
+        least = least_images(false_alarms)
+        if len(error_nlg) < least:
             raise ValueError(
                 f"{len(error_nlg)} calibration images are too few for {false_alarms:.1%} false alarms: give at least "
-                f"{max(4, 2 * least)}"
+                f"{least}"
             )
         # Medians, because one strange image among the usual ones would move a mean and a deviation.
         self._centre_lg = usual_nlg.median(dim=0).values
@@ -147,6 +146,13 @@ class Watcher:
 def watch(surrogate: ViT, teacher: ViT, precision: str = "fp32") -> Watcher:
     """A watcher of the teacher: `watch(surrogate, teacher).calibrate(usual).watch(others)`, each of batches."""
     return Watcher(surrogate, teacher, precision)
+
+
+def least_images(false_alarms: float) -> int:
+    """The fewest images that a watcher can be calibrated with for a share of false alarms."""
+    # Half of them are scored. With fewer scores the conformal rank lies beyond the largest one, and nothing would ever
+    # be an alarm.
+    return max(4, 2 * (math.ceil(1 / false_alarms) - 1))
 
 
 def conformal_threshold(scores_n: Tensor, false_alarms: float) -> float:

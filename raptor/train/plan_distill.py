@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,10 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     for group in stages[0].groups:
         moments += num_moments(group.optimizer) * num_bytes([parameter for _, parameter in group.named])
     fixed = memory.peak() + trained + moments  # and a gradient of each weight
+    if job.fabric.is_global_zero:
+        # A step of a large batch takes minutes on a CPU, and the estimate needs none.
+        print(estimate(job, validator), file=sys.stderr)
+        print(f"timing a few steps of {job.config.batch_size} images", file=sys.stderr)
     parts = measured_step(lambda: [plan_stage(stage, job.fabric) for stage in stages], job.config.batch_size)
     num_measured = _num_measured(job, validator) + num_similarity
     # A line of metrics.jsonl has some 200 bytes and about 14 for the loss of each layer.

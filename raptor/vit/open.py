@@ -130,6 +130,9 @@ def open_vit(
             module = copied(source, type(source).__name__).float()
         vit = _open_module(module, name or type(source).__name__, weights, size, preprocess, structure)
         return _as_dtype(vit, dtype).to(device or vit.device)
+    if callable(source):
+        named = getattr(source, "__name__", type(source).__name__)
+        raise ValueError(f"{named} makes a model but is none: call it, as in open_vit({named}())")
     text, weights = _split_source(str(source), weights)
     folder = saved_folder(text)
     # A folder comes first, so that a run called `timm` or `scenes` is still that run.

@@ -75,6 +75,8 @@ def recording_parts(
         layers: numbers (1..L) of the blocks whose parts are kept; by default all. Attention of many tokens is large.
     """
     blocks = list(blocks)
+    if isinstance(parts, str):  # its letters would be taken for names
+        raise ValueError(f"parts are several names: write parts=({parts!r},)")
     parts = tuple(parts)
     check_parts(parts)
     kept = set(range(1, len(blocks) + 1))

@@ -79,7 +79,8 @@ def test_the_watcher_in_python() -> None:
         (["--calibrate", "no/such/folder"], "no/such/folder"),
         (["--unusual", "noise:9"], "the severity of noise is 1 to 5"),
         (["--unusual", "noise", "noise:3"], "--unusual names two sets noise:3: give each once"),
-        (["--num_images", "8"], "calibration images are too few"),
+        (["--num_images", "8"], "4 calibration images are too few"),
+        (["--num_images", "30"], "give --num_images 36 or more, or others with --calibrate"),
         (["--false_alarms", "2"], "--false_alarms"),
     ],
 )

@@ -21,6 +21,17 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+def test_a_plan_says_what_it_estimates_before_it_times_steps(tmp_path, monkeypatch, capsys) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan, "mean_seconds", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(tmp_path, dry_run=True)
+    said = capsys.readouterr().err
+    assert "distill: about " in said and "timing a few steps of 8 images" in said
+
+
 def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(plan, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
     teacher = tiny_teacher()

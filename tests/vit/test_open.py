@@ -158,6 +158,11 @@ def test_what_is_opened_or_made_does_not_depend_on_the_callers_settings(kind: st
         check_trainable(found)
 
 
+def test_a_function_or_a_class_is_no_model() -> None:
+    with pytest.raises(ValueError, match=r"^Unheard makes a model but is none: call it, as in open_vit\(Unheard\(\)\)"):
+        open_vit(Unheard)  # type: ignore[arg-type]
+
+
 def test_weights_that_the_first_call_makes_are_asked_for() -> None:
     model = Unheard()
     model.answer = nn.LazyLinear(4)

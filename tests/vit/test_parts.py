@@ -183,6 +183,8 @@ def test_only_what_is_asked_for_is_kept(teacher: ViT) -> None:
     assert not inside.attn_out and not inside.resid_mid
     with pytest.raises(ValueError, match="unknown part 'attention': choose from attn, attn_out"):
         teacher.record(noise_images(teacher), ("attention",))
+    with pytest.raises(ValueError, match=r"write parts=\('attn',\)"):
+        teacher.record(noise_images(teacher), "attn")
 
 
 @torch.no_grad()
