@@ -118,10 +118,15 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         # Opened once more where it is used. Here a head that takes other features is told before anything is measured.
         given_head(config.head_file, main)
     data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
+    fits_head = _fits_a_head(main, data, config)
     # Where nothing is fitted no image has to be held out, so a plain folder is measured whole.
-    if config.split is None and surrogate is None and not _fits_a_head(main, data, config):
+    if config.split is None and surrogate is None and not fits_head:
         data = replace(data, split="own")
-    images = data.judged(config.num_images, main.preprocess.size)
+    fitted = None
+    if fits_head:
+        with suppress(ValueError):  # only held-out images: no head is fitted, and the reason comes with the results
+            fitted = data.training(None, main.preprocess.size)
+    images = data.judged(config.num_images, main.preprocess.size, also=fitted)
     subject = ranks.first(lambda: Subject.of(main, images, surrogate))
     # A refusal to replace a result comes now, and not after minutes of measuring.
     ranks.first(lambda: check_place(folder, subject, DynamicsFile.FILE, InterventionsFile.FILE))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -217,3 +218,15 @@ def test_stability_beside_an_untrained_twin(tmp_path: Path, monkeypatch, capsys)
     assert found.tangents.findings[0] in found.text()
     growth = [saved[side]["jacobians"]["step"]["all"]["mean"] for side in ("teacher", "twin")]
     assert growth[0] != growth[1]
+
+
+def test_a_ridge_head_is_not_fitted_on_the_images_that_are_measured(tmp_path: Path) -> None:
+    vit = tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=0, num_classes=0, depth=3)
+    for name in ("cat", "dog"):
+        (tmp_path / "a" / "train" / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = np.random.default_rng(number).integers(0, 255, (28, 28, 3), dtype=np.uint8)
+            Image.fromarray(pixels + (name == "cat")).save(tmp_path / "a" / "train" / name / f"{number}.png")
+    shutil.copytree(tmp_path / "a" / "train", tmp_path / "b")
+    with pytest.raises(ValueError, match="are also in the training images"):
+        dynamics(vit, data=str(tmp_path / "a"), val=str(tmp_path / "b"), num_images=8, out=str(tmp_path / "out"))
