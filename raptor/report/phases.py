@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from raptor.phases.study import ModelPhases, PhasesFile
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, described, number
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
-from raptor.report.results import Results
 from raptor.report.style import data_title, save_figure
 from raptor.streaming import Result
+
+if TYPE_CHECKING:  # reading a run folder imports every kind of result, which `raptor phases` does not need
+    from raptor.report.results import Results
 
 _OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
 _NULL_NAMES = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
