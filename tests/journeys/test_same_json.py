@@ -26,7 +26,7 @@ LINES = [
     f"probe run --closed_form ridge {CPU}",
     f"probe run --task segment --data scenes --train_images 4 --num_images 2 --epochs 1 --lrs 0.1 --size 24 {CPU}",
     f"dynamics run --num_images 6 {CPU}",
-    f"watch run --num_images 6 --false_alarms 0.5 {CPU}",
+    f"watch run --num_images 8 --false_alarms 0.5 {CPU}",
     f"correct run --num_images 6 --extra 1 {CPU}",
     "report run --device cpu",
     f"states run --num_images 4 {CPU}",
