@@ -144,7 +144,7 @@ def run_times(
 def _timed_round(models: dict[str, ViT], images: Tensor, precision: str) -> dict[str, float]:
     spent = {}
     for name, vit in models.items():
-        # Kernels of a GPU run behind the host: without this the clock would also count those of the model before.
+        # A GPU runs behind the host: without this the clock would also count kernels of the other model.
         _wait(images.device)
         begin = time.perf_counter()
         with autocast(precision, images.device):

@@ -27,7 +27,7 @@ from raptor.vit.view import ViT
 from raptor.vit.weights import load_tensors
 
 TENSORS = "head-refitted.safetensors"
-_LINEAR = "linear."  # names of a linear head's weights, beside those of the surrogate's norm
+_LINEAR = "linear."  # begins the names of a linear head's weights; the norm's weights are in the same file
 
 
 @dataclass
@@ -117,7 +117,7 @@ class HeadFit(ResultFile):
 
 
 def after_blocks(vit: ViT, head: Head) -> dict[str, nn.Parameter]:
-    """The parameters that work on the last state: those of the norm, and those of the model's own head."""
+    """The parameters behind the last block: the norm's, and the own head's where `head` is that one."""
     if head.linear is not None:
         of_norm = {id(parameter) for parameter in vit.norm.parameters()}
         return {name: p for name, p in vit.model.named_parameters() if id(p) in of_norm}
