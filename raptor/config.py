@@ -272,7 +272,6 @@ class Recipe(Config):
         "copy",
         "adapters",
         "adapted",
-        "table_start",
         "mixup",
         "cutmix",
         "jitter",
@@ -330,8 +329,6 @@ class Recipe(Config):
     purely tied; the added parameters are counted."""
     adapted: Literal["all", "mlp"] = _entry("all")
     """the matrices that adapters change: `all`, or only those of the `mlp`."""
-    table_start: Literal["plain", "teacher"] = _entry("plain")
-    """`plain`, or `teacher`: table and adapters start from each depth's own teacher block."""
     normalise: Literal["none", "layer", "group", "coordinate"] = _entry("group")
     """divide each squared error by the variance of its `layer`, its layer and token `group`, each `coordinate` of
     that, or `none`. `coordinate` is for models in which a few coordinates are far larger than the others."""

@@ -24,7 +24,7 @@ def test_the_published_recipes(name, peak, lam):
     assert recipe.optimizer == "adamw"
     assert (recipe.lr, recipe.min_lr, recipe.weight_decay, recipe.clip) == (peak, 1e-6, 1e-4, 1.0)
     assert (recipe.batch_size, recipe.lam, recipe.lam_until, recipe.augment) == (64, lam, 0.25, "none")
-    assert (recipe.stage1_weights, recipe.mixup, recipe.adapters, recipe.table_start) == (None, 0.0, 0, "plain")
+    assert (recipe.stage1_weights, recipe.mixup, recipe.adapters) == (None, 0.0, 0)
     assert recipe.sizes is None
     assert (recipe.last_phase_weights, recipe.stage2_weights) == (LAST, JOINT)
     job = Job(DistillConfig("scenes", recipe=name), None, None, None, "fp32")  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ offers on a CPU keeps each number in a byte. So four bits are packed here, and r
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import warnings
 from collections.abc import Iterator
@@ -66,12 +65,7 @@ def with_rounded_values(vit: ViT, weights: str) -> ViT:
 
 def copy_of(vit: ViT) -> ViT:
     """The same model with weights of its own, frozen, on the CPU."""
-    model = copy.deepcopy(vit.model).requires_grad_(False).eval()
-    norm = vit.norm  # an identity outside the model, where the model has no final norm
-    for name, module in vit.model.named_modules():
-        if module is vit.norm:
-            norm = model.get_submodule(name)
-    return dataclasses.replace(vit, model=model, norm=norm).to("cpu")
+    return vit.around(copy.deepcopy(vit.model).requires_grad_(False).eval()).to("cpu")
 
 
 def rounded_layers(vit: ViT) -> Iterator[tuple[str, nn.Linear]]:

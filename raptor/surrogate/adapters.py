@@ -15,11 +15,6 @@ from torch import Tensor, nn
 
 Weights = list[tuple[Tensor, Tensor | None]]
 """Weight and bias of each adapted layer: (out, in) and (out,) at one depth, (n, out, in) and (n, out) at n depths."""
-_NOISE = 1e-6
-# Of the randomised SVD. Singular values of the difference of two blocks fall slowly, for which torch's default of two
-# iterations is too few; a test keeps the error within 2 % of the best.
-_OVERSAMPLING = 8
-_POWER_ITERATIONS = 8
 
 
 class DepthLinear(nn.Linear):
@@ -74,22 +69,6 @@ class _Adapter(nn.Module):
             return weight, None
         return weight, layer.bias + self.bias.index_select(0, row_n)
 
-    @torch.no_grad()
-    def start(self, layer: nn.Linear, own: Sequence[nn.Linear]) -> None:
-        """Come as near the layers `own` of every depth as the rank allows; their biases are met exactly."""
-        for depth, theirs in enumerate(own):
-            difference = theirs.weight - layer.weight
-            # Noise gives a matrix of zeros directions: without any, neither factor would have a gradient.
-            noisy = difference + _NOISE * torch.randn_like(difference)
-            # The nearest matrix of this rank, by a randomised SVD.
-            size = min(self.rank + _OVERSAMPLING, *noisy.shape)
-            u, s, v = torch.svd_lowrank(noisy, q=size, niter=_POWER_ITERATIONS)
-            rows = slice(depth * self.rank, (depth + 1) * self.rank)
-            self.up[rows] = (u * s)[:, : self.rank].T
-            self.down[rows] = v[:, : self.rank].T
-            if self.bias is not None:
-                self.bias[depth] = theirs.bias - layer.bias
-
 
 class DepthAdapters(nn.Module):
     """Adapters of rank `rank` of the linear layers of a block, one for each depth `first..last`.
@@ -113,11 +92,6 @@ class DepthAdapters(nn.Module):
         if depth.ndim == 0:
             return at_each_depth(weights)[0]
         return weights
-
-    def start(self, layers: Sequence[nn.Linear], own: Sequence[Sequence[nn.Linear]]) -> None:
-        """Come as near `own`, the same layers of each depth's own block, as the rank allows."""
-        for adapter, layer, theirs in zip(self.matrices, layers, zip(*own)):
-            adapter.start(layer, theirs)  # type: ignore[operator]
 
 
 def at_each_depth(weights: Weights) -> list[Weights]:

@@ -22,7 +22,6 @@ from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, Modulation
 from raptor.surrogate.fast import FastBlock
 from raptor.surrogate.teacher_blocks import (
     adapted_layers,
-    is_norm_of_width,
     modulation_points,
     num_heads_of,
     own_copy,
@@ -32,8 +31,6 @@ from raptor.vit.calls import copied
 from raptor.vit.origin import Opened, Origin, SurrogateSpec
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
-
-TABLE_STARTS = ("plain", "teacher")
 
 
 class TiedBlock(nn.Module):
@@ -112,10 +109,13 @@ class Step(nn.Module):
         self.block = self.tied
 
     def forward(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Any:
-        state = self.tied(x_btd, self.depth, *args, **kwargs)
+        state = self.next_state(x_btd, *args, **kwargs)
         if self.returns_tuple:
             return (state,)
         return state
+
+    def next_state(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.tied(x_btd, self.depth, *args, **kwargs)
 
 
 @torch_defaults()
@@ -128,7 +128,6 @@ def make_surrogate(
     copy: str | Sequence[int] = "middle",
     adapters: int = 0,
     adapted: str = "all",
-    table_start: str = "plain",
     seed: int = 0,
     made_from: Opened | None = None,
 ) -> ViT:
@@ -137,8 +136,6 @@ def make_surrogate(
     Args:
         phases: repetition counts of the k blocks, e.g. `find_phases(similarity, 3)` or `[7, 3, 2]`.
         block, conditioning, copy, adapters, adapted: see `SurrogateSpec`.
-        table_start: where table and adapters start: `plain` (the copied block as it is at every depth) or `teacher`
-            (the norms and LayerScale of each depth's own block, and its matrices as near as the rank allows).
         seed: of the random initialisation.
         made_from: what the surrogate says about its teacher; by default what it was opened as, and its fingerprint.
     """
@@ -146,7 +143,7 @@ def make_surrogate(
     if not isinstance(copy, str):
         copy = tuple(copy)
     spec = SurrogateSpec(tuple(phases), block, conditioning, copy, adapters, adapted)
-    check_parts(spec.block, spec.conditioning, spec.adapters, table_start, spec.adapted)
+    check_parts(spec.block, spec.adapters, spec.adapted)
     if block == "paper" and uses_places(teacher):
         raise ValueError(
             f"the blocks of {teacher.name} use the places of patches (rotary embedding, position bias or mask), "
@@ -156,9 +153,6 @@ def make_surrogate(
         made_from = dataclasses.replace(teacher.opened, fingerprint=fingerprint(teacher.model))
     with seeded(seed):
         shared = nn.ModuleList(_tied_block(teacher, spec, phase) for phase in range(phases.k))
-        if table_start == "teacher":
-            for tied, (first, last) in zip(shared, phases.spans):
-                _start(tied, teacher, range(first, last + 1))  # type: ignore[arg-type]
     # A deep copy of the model whose block list is empty: the teacher's blocks themselves are not copied.
     blocks = teacher.blocks
     model = copied(teacher.model, teacher.name, {id(blocks): type(blocks)()})
@@ -173,15 +167,9 @@ def make_surrogate(
     # Registered once, here. Under its steps as well a weight would have several names, which safetensors refuses.
     model.shared_blocks = shared
     model.eval()
-    norm = teacher.norm  # an identity outside the model, where the model has no final norm
-    for name, module in teacher.model.named_modules():
-        if module is teacher.norm:
-            norm = model.get_submodule(name)
     return dataclasses.replace(
-        teacher,
-        model=model,
+        teacher.around(model),
         name=f"raptor k={phases.k} of {teacher.name}",
-        norm=norm,
         phases=phases,
         origin=Origin(base=teacher.origin.base, surrogates=(*teacher.origin.surrogates, spec), teacher=made_from),
         opened=Opened(),
@@ -274,70 +262,9 @@ def copied_block(teacher: ViT, layer: int, modulated: bool, adapted: Sequence[st
     return CopiedBlock(own_copy(teacher.blocks[layer - 1], teacher.name), points, adapted)
 
 
-@torch.no_grad()
-def _start(tied: TiedBlock, teacher: ViT, layers: range) -> None:
-    """Start the table and the adapters from each depth's own block of the teacher.
-
-    Both or neither: matrices near a depth's own with another depth's norms are further from it than the copied block.
-    """
-    block = tied.block
-    table = tied.conditioning
-    assert isinstance(block, CopiedBlock) and isinstance(table, DepthTable)
-    if not block.points:
-        raise ValueError(f"the blocks of {teacher.name} have no two norms for a table: take table_start plain")
-    own = [own_copy(teacher.blocks[layer - 1], teacher.name) for layer in layers]
-    if tied.adapters is not None:
-        adapted = [[one.get_submodule(name) for name in block.adapted] for one in own]
-        tied.adapters.start(block.layers, adapted)  # type: ignore[arg-type]
-    scales = []
-    shifts = []
-    for name in block.points:
-        shared = getattr(block.block, name).inner
-        scale_nd, shift_nd = _factors_between(shared, [getattr(one, name) for one in own], teacher.dim)
-        scales.append(scale_nd)
-        shifts.append(shift_nd)
-    scale1, t1, scale2, t2 = scales
-    shift1, _, shift2, _ = shifts
-    none = torch.zeros_like(shift1)
-    # The table adds the ones of the scales itself.
-    table.rows.copy_(torch.cat([t1 - 1, t2 - 1, none, scale1 - 1, shift1, scale2 - 1, shift2, none], dim=1))
-
-
-def _factors_between(shared: nn.Module, own: Sequence[nn.Module], dim: int) -> tuple[Tensor, Tensor]:
-    """Scales and shifts (n, D) that make a norm or LayerScale each of `own`; ones and zeros for other modules.
-
-    The shared gain becomes the root mean square over the depths, so that no scale is above sqrt(n).
-    """
-    gains = []
-    offsets = []
-    for module in own:
-        gain_d, offset_d = _gain_and_offset(module, dim)
-        gains.append(gain_d)
-        offsets.append(offset_d)
-    gain_nd = torch.stack(gains)
-    gain_d, offset_d = _gain_and_offset(shared, dim)
-    gain_d.copy_(gain_nd.square().mean(0).sqrt())
-    scale_nd = (gain_nd / gain_d).nan_to_num(1.0)  # a coordinate whose gains are all zero
-    return scale_nd, torch.stack(offsets) - scale_nd * offset_d
-
-
-def _gain_and_offset(module: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
-    """The gain and bias (D,) of a norm or LayerScale; new ones and zeros for another module."""
-    found = list(module.parameters())
-    if len(found) == 1 and found[0].shape == (dim,):  # LayerScale, or a norm without bias
-        return found[0], torch.zeros_like(found[0])
-    if is_norm_of_width(module, dim):
-        return module.weight, module.bias  # type: ignore[return-value]
-    return torch.ones(dim).to(found[0]), torch.zeros(dim).to(found[0])
-
-
-def check_parts(block: str, conditioning: str, adapters: int, table_start: str, adapted: str = "all") -> None:
+def check_parts(block: str, adapters: int, adapted: str) -> None:
     """Raise for parts of a surrogate that do not go together."""
     if adapted != "all" and not adapters:
         raise ValueError(f"--adapted {adapted} says which matrices adapters change: give --adapters, such as 16")
     if adapters and block == "paper":
         raise ValueError("adapters change the matrices of a teacher's block: take --block teacher, or no --adapters")
-    if table_start not in TABLE_STARTS:
-        raise ValueError(f"unknown table_start {table_start!r}: choose from {', '.join(TABLE_STARTS)}")
-    if table_start == "teacher" and (block, conditioning) != ("teacher", "table"):
-        raise ValueError("table_start teacher is of a copied block's table: take --block teacher --conditioning table")

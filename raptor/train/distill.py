@@ -205,7 +205,7 @@ def _made_with(job: Job, classes: Sequence[str] | None) -> dict[str, Any]:
 def _check_options(config: DistillConfig) -> tuple[str, float] | None:
     """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
     k = config.k
-    check_parts(config.block, config.conditioning, config.adapters, config.table_start, config.adapted)
+    check_parts(config.block, config.adapters, config.adapted)
     Budget.parse(config.budget)
     check_tracker(config.track)
     if config.method == "function" and config.tokens != DEFAULT_TOKENS:

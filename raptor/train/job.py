@@ -128,7 +128,6 @@ class Job:
             copy=copied,
             adapters=self.config.adapters,
             adapted=self.config.adapted,
-            table_start=self.config.table_start,
             seed=self.config.seed,
         )
         check_trainable(student)  # a minute of training would change nothing, without an error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -291,6 +291,14 @@ class ViT:
         # By its path: the object is of this process, and a saved model is inspected again in another.
         norm = next((name for name, module in self.model.named_modules() if module is self.norm), None)
         return Structure(blocks=self.blocks_path, norm=norm, cls=self.groups.cls, registers=self.groups.registers)
+
+    def around(self, model: nn.Module) -> ViT:
+        """The same view over a copy of its model."""
+        norm_path = self.structure().norm
+        norm = self.norm  # an identity outside the model, where the model has no final norm
+        if norm_path is not None:
+            norm = model.get_submodule(norm_path)
+        return replace(self, model=model, norm=norm)
 
     def facts(self) -> ModelFacts:
         """The description of the model in result files."""

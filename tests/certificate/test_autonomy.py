@@ -46,7 +46,7 @@ def test_without_conditioning_it_is_autonomous(surrogate: ViT) -> None:
 
 def test_the_price_by_brute_force() -> None:
     teacher = tiny_vit(num_classes=3)
-    table = make_surrogate(teacher, PHASES, table_start="teacher")
+    table = make_surrogate(teacher, PHASES)
     without = make_surrogate(teacher, PHASES, conditioning="none", copy="last")
     head, _ = resolve_head(teacher)
     found = measure_autonomy(table, without, teacher, image_batches(1), name="runs/plain", head=head, bootstrap=200)

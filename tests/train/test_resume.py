@@ -36,7 +36,7 @@ def test_stages_one_after_the_other_equal_one_run_to_the_last_bit(tmp_path):
 
 
 def test_stages_with_adapters_are_one_run(tmp_path):
-    options = dict(adapters=2, table_start="teacher", mixup=0.4, budget="4steps")
+    options = dict(adapters=2, mixup=0.4, budget="4steps")
     options |= dict(cutmix=0.5, jitter=0.4, grey=0.2, sizes=[24, 32], first_size_until=0.6, average_last=0.5)
     whole = tiny_run(tmp_path / "whole", **options)
     recorded = read_config(whole.folder)["recipe"]

@@ -147,7 +147,7 @@ def test_what_is_opened_or_made_does_not_depend_on_the_callers_settings(kind: st
         vit = tiny_timm(shaken=False)
         if kind == "library":
             return vit
-        return make_surrogate(vit, [2, 2], adapters=2, table_start="teacher")
+        return make_surrogate(vit, [2, 2], adapters=2)
 
     expected = opened()
     surroundings: AbstractContextManager[None] = settings()
