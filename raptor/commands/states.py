@@ -211,7 +211,7 @@ class _Feature:
         """The feature of a batch of images, (B, *shape)."""
         x = states[self.layer]
         if self.part:
-            x = inside.of(self.part)[self.layer]
+            x = getattr(inside, self.part)[self.layer]
         # The tokens are the second last axis: those that attend, of an attention pattern (B, heads, T, T).
         x = x[..., self.where, :].float()
         if pool:

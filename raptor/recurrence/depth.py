@@ -131,6 +131,7 @@ class _Listener(Rule):
     """Never fires, and keeps the values of a rule at full depth."""
 
     def __init__(self, rule: Measured):
+        super().__init__()
         self.rule = rule
         self._values: list[Tensor] = []
 

@@ -43,11 +43,12 @@ class FixedStep(Step):
         super().__init__(step.tied, int(step.depth), step.returns_tuple)
         self.depth = step.depth  # on the device of the model
         self._view = (step.tied.fast,)
-        factors: Modulation | AtDepth | None = step.tied.modulation(step.depth)
+        modulation = step.tied.modulation(step.depth)
+        factors: Modulation | AtDepth | None = None
         if step.tied.fast is not None:
-            factors = step.tied.fast.at_depth(factors, None, scale_weights=False)._replace(layers=None)
-        elif factors is not None:
-            factors = factors.flattened(0)
+            factors = step.tied.fast.at_depth(modulation, None, scale_weights=False)._replace(layers=None)
+        elif modulation is not None:
+            factors = modulation.flattened(0)
         self._kind: type[Modulation] | type[AtDepth] | None = None
         if factors is None:  # a block without modulation
             return

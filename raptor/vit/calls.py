@@ -1,4 +1,4 @@
-"""What is done with a model from outside: its calls, where the state stands in them, its output, and copies of it."""
+"""What is done with a model from outside: its calls, where the state stands in them, stand-ins for blocks, copies."""
 
 from __future__ import annotations
 
@@ -62,6 +62,47 @@ def output_tensor(output: Any) -> Tensor:
         f"cannot read a tensor out of the model's output of type {type(output).__name__}: return a tensor, or a dict "
         "with logits or last_hidden_state"
     )
+
+
+class LastBlockReached(Exception):
+    """Stops a forward pass once the last block's arguments are known."""
+
+
+class StandIn(nn.Module):
+    """A module in the place of a block, for one call. It has none of the attributes that a model may read of blocks."""
+
+    def __init__(self, returns_tuple: bool):
+        super().__init__()
+        self.returns_tuple = returns_tuple
+
+
+class Recorder(StandIn):
+    """Keeps the arguments of its call and passes the state on."""
+
+    def __init__(self, returns_tuple: bool, last: bool = False):
+        super().__init__(returns_tuple)
+        self.last = last
+        self.call: tuple[tuple[Any, ...], Arguments] = ((), {})
+        self.state: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.state = state_argument(args, kwargs)
+        self.call = (args[1:], {k: v for k, v in kwargs.items() if k != "hidden_states"})
+        if self.last:
+            # An exception is the only way out of a forward that belongs to the model.
+            raise LastBlockReached
+        return (self.state,) if self.returns_tuple else self.state
+
+
+class Constant(StandIn):
+    """Returns a given state."""
+
+    def __init__(self, state: Tensor, returns_tuple: bool):
+        super().__init__(returns_tuple)
+        self.state = state
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        return (self.state,) if self.returns_tuple else self.state
 
 
 def copied(module: nn.Module, name: str, instead: Mapping[int, Any] | None = None) -> Any:

@@ -1,7 +1,7 @@
 """When an image has had enough of a phase: the rules of depth on demand.
 
 A rule looks at the state of each image before and after one more step of a phase, and says for which images the phase
-may end here. These images leave the batch, so a rule that remembers something keeps only the rows that stay.
+may end here. These images leave the batch, and what a rule remembers of them leaves with them.
 
 Two of the rules are null models: `RandomSkip` ends phases by chance, and `FixedLengths` shortens them for all images
 alike. A rule that does not look at its images better than these has learned nothing about them.
@@ -25,13 +25,20 @@ RULES = ("turn", "second", "entropy", "kl")
 
 
 class Rule:
-    """Never ends a phase early; the base of the others."""
+    """Never ends a phase early; the base of the others.
 
-    num_read_outs = 0
-    """How many states the rule has read class scores of: that takes time too."""
+    Attributes:
+        num_read_outs: how many states the rule has read class scores of, which takes time too.
+        memory: what it remembers of the images within a phase, with a row for each.
+    """
+
+    def __init__(self) -> None:
+        self.num_read_outs = 0
+        self.memory: dict[str, Tensor] = {}
 
     def begin(self, phase: int) -> None:
         """A phase (0..k-1) begins, with all images."""
+        self.memory = {}
 
     def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
         """For each image, whether its phase may end after `num_steps` steps, the last one from `before` to `after`."""
@@ -39,6 +46,8 @@ class Rule:
 
     def keep(self, rows: Tensor) -> None:
         """Only these rows of the last batch go on."""
+        for name, kept in self.memory.items():
+            self.memory[name] = kept[rows]
 
     def rewind(self) -> None:
         """The last batch comes again: decide as for its first time."""
@@ -48,6 +57,7 @@ class Measured(Rule):
     """Fires where a number that is measured in each step is below a threshold."""
 
     def __init__(self, threshold: float):
+        super().__init__()
         self.threshold = threshold
 
     def value(self, before_btd: Tensor, after_btd: Tensor) -> Tensor:
@@ -75,34 +85,20 @@ class SecondDifference(Measured):
     def __init__(self, groups: TokenGroups, threshold: float):
         super().__init__(threshold)
         self.groups = groups
-        self.begin(0)
-
-    def begin(self, phase: int) -> None:
-        self._last_bd: Tensor | None = None
-        self._num_hits_b: Tensor | None = None
 
     def value(self, before_btd: Tensor, after_btd: Tensor) -> Tensor:
         update_bd = _vector(after_btd, self.groups) - _vector(before_btd, self.groups)
-        last_bd = self._last_bd
-        self._last_bd = update_bd
-        if last_bd is None:
-            # A phase has no update before its first one.
-            return update_bd.new_full((len(update_bd),), torch.inf)
+        # A phase has no update before its first one: without it the difference is infinite.
+        last_bd = self.memory.get("update", torch.full_like(update_bd, torch.inf))
+        self.memory["update"] = update_bd
         # Without an update it is infinite or NaN, and neither is below a threshold.
         return (update_bd - last_bd).norm(dim=-1) / update_bd.norm(dim=-1)
 
     def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
         hit_b = super().fires(before_btd, after_btd, num_steps)
-        if self._num_hits_b is None:
-            self._num_hits_b = torch.zeros_like(hit_b, dtype=torch.int)
-        self._num_hits_b = torch.where(hit_b, self._num_hits_b + 1, 0)
-        return self._num_hits_b >= 2
-
-    def keep(self, rows: Tensor) -> None:
-        if self._last_bd is not None:
-            self._last_bd = self._last_bd[rows]
-        if self._num_hits_b is not None:
-            self._num_hits_b = self._num_hits_b[rows]
+        last_hit_b = self.memory.get("hit", torch.zeros_like(hit_b))
+        self.memory["hit"] = hit_b
+        return hit_b & last_hit_b
 
 
 class Entropy(Measured):
@@ -124,20 +120,13 @@ class Entropy(Measured):
 class ReadOutChange(Entropy):
     """KL(before || after) in nats of the class probabilities that are read from two successive states."""
 
-    def begin(self, phase: int) -> None:
-        # The state after a step is the one before the next step, so that it is read once.
-        self._last_bc: Tensor | None = None
-
     def value(self, before_btd: Tensor, after_btd: Tensor) -> Tensor:
-        log_p_bc = self._last_bc
-        if log_p_bc is None:
-            log_p_bc = self.log_probabilities(before_btd)
-        self._last_bc = self.log_probabilities(after_btd)
-        return (log_p_bc.exp() * (log_p_bc - self._last_bc)).sum(-1)
-
-    def keep(self, rows: Tensor) -> None:
-        if self._last_bc is not None:
-            self._last_bc = self._last_bc[rows]
+        # The state after a step is the one before the next step, so that it is read once.
+        if "log_p" not in self.memory:
+            self.memory["log_p"] = self.log_probabilities(before_btd)
+        log_p_bc = self.memory["log_p"]
+        self.memory["log_p"] = self.log_probabilities(after_btd)
+        return (log_p_bc.exp() * (log_p_bc - self.memory["log_p"])).sum(-1)
 
 
 class RandomSkip(Rule):
@@ -146,6 +135,7 @@ class RandomSkip(Rule):
     def __init__(self, probability: float, seed: int = 0):
         if not 0 <= probability <= 1:
             raise ValueError(f"a probability is between 0 and 1, not {probability:g}")
+        super().__init__()
         self.probability = probability
         # On the CPU, so that the same images are skipped on every device.
         self._generator = torch.Generator().manual_seed(seed)
@@ -169,6 +159,7 @@ class FixedLengths(Rule):
     def __init__(self, lengths: Sequence[int]):
         if not lengths or min(lengths) < 1:
             raise ValueError(f"a phase has at least one step, got lengths {list(lengths)}")
+        super().__init__()
         self.lengths = tuple(lengths)
         self._length = 1
 

@@ -6,35 +6,18 @@ phase. The same function runs a surrogate and its teacher: for a teacher the rem
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raptor.vit.exits import ReadOut, Rule, parse_rule
-from raptor.vit.groups import TokenGroups
 
-
-class Blocks(Protocol):
-    """What is needed of a view to run its blocks one by one."""
-
-    name: str
-    groups: TokenGroups
-    phases: Sequence[int] | None
-    num_classes: int
-
-    @property
-    def num_layers(self) -> int: ...
-
-    def embed(self, images: Tensor) -> tuple[Tensor, Any]: ...
-
-    def step(self, layer: int, x_btd: Tensor, context: Any) -> Tensor: ...
-
-    def finish(self, x_btd: Tensor) -> Tensor: ...
+if TYPE_CHECKING:  # the view imports this file
+    from raptor.vit.view import Context, ViT
 
 
 @dataclass(frozen=True)
@@ -60,7 +43,7 @@ class OnDemand:
 
 @torch.no_grad()
 def run_on_demand(
-    vit: Blocks,
+    vit: ViT,
     images: Tensor,
     exit: Rule | str | None = None,
     phases: Sequence[int] | None = None,
@@ -82,7 +65,10 @@ def run_on_demand(
     context_of = PerImageContext(vit, images, context)
     num_blocks_bk = torch.empty(len(images), len(lengths), dtype=torch.long, device=x_btd.device)
     num_read_before = rule.num_read_outs
-    for phase, (first, last) in enumerate(_spans(lengths)):
+    last = 0
+    for phase, length in enumerate(lengths):
+        first = last + 1
+        last += length
         rule.begin(phase)
         rows = torch.arange(len(images), device=x_btd.device)
         # Every row is filled: at the last layer of a phase all images leave.
@@ -115,7 +101,7 @@ def run_on_demand(
     return OnDemand(output, x_btd, num_blocks_bk, rule.num_read_outs - num_read_before)
 
 
-def _lengths(vit: Blocks, phases: Sequence[int] | None) -> list[int]:
+def _lengths(vit: ViT, phases: Sequence[int] | None) -> list[int]:
     """The lengths of the phases; ValueError unless they are those of a cut of this model's depth."""
     lengths = vit.phases if phases is None else phases
     if lengths is None:
@@ -125,12 +111,6 @@ def _lengths(vit: Blocks, phases: Sequence[int] | None) -> list[int]:
     return list(lengths)
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last layer of each phase, numbered from 1."""
-    for length, last in zip(lengths, accumulate(lengths)):
-        yield last - length + 1, last
-
-
 class PerImageContext:
     """What the model passes to its blocks, for some of the images of a batch.
 
@@ -138,7 +118,7 @@ class PerImageContext:
     of the batch and is 1 for a batch of one image.
     """
 
-    def __init__(self, vit: Blocks, images: Tensor, context: Any):
+    def __init__(self, vit: ViT, images: Tensor, context: Context):
         self._leaves, self._structure = tree_flatten(context.calls)
         self._num_images = len(images)
         self._whole = context
@@ -149,7 +129,7 @@ class PerImageContext:
             for place, (leaf, single) in enumerate(zip(self._leaves, tree_flatten(of_one.calls)[0])):
                 self._per_image[place] = _is_per_image(leaf, single, len(images))
 
-    def rows(self, rows: Tensor) -> Any:
+    def rows(self, rows: Tensor) -> Context:
         """The context of the images `rows`."""
         if len(rows) == self._num_images or not any(self._per_image):
             return self._whole

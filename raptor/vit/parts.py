@@ -8,11 +8,12 @@ something else after its attention. There is no code for any family of models.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +25,17 @@ from raptor.vit.origin import Arguments
 
 PARTS = ("attn", "attn_out", "mlp_out", "resid_mid")
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
-_SUMS = ("add", "__add__", "__radd__", "addcmul", "add_", "__iadd__", "addcmul_")
 _PLAIN_SUMS = ("add", "__add__", "__radd__")
+_SUMS = (*_PLAIN_SUMS, "addcmul", "add_", "__iadd__", "addcmul_")
 
-
-class NoPart(ValueError):
-    """A block has no such part, or not in a form that can be read."""
+NamesFilter: TypeAlias = str | Sequence[str] | Callable[[str], bool] | None
+"""Which names of TransformerLens: one, several, those for which a function is true, or all."""
+_PART_NAMES = {
+    "attn.hook_pattern": "attn",
+    "hook_attn_out": "attn_out",
+    "hook_resid_mid": "resid_mid",
+    "hook_mlp_out": "mlp_out",
+}
 
 
 @dataclass
@@ -50,23 +56,10 @@ class Parts:
     mlp_out: dict[int, Tensor] = field(default_factory=dict)
     resid_mid: dict[int, Tensor] = field(default_factory=dict)
 
-    def of(self, part: str) -> dict[int, Tensor]:
-        """The part of that name."""
-        check_parts((part,))
-        found: dict[int, Tensor] = getattr(self, part)
-        return found
-
-
-def check_parts(parts: Iterable[str]) -> None:
-    """Raise unless these are names of parts."""
-    for part in parts:
-        if part not in PARTS:
-            raise ValueError(f"unknown part {part!r}: choose from {', '.join(PARTS)}")
-
 
 @contextmanager
 def recording_parts(
-    blocks: Iterable[nn.Module], name: str, parts: Iterable[str], layers: Iterable[int] | None = None
+    blocks: Iterable[nn.Module], name: str, parts: Iterable[str], layers: Collection[int] | None = None
 ) -> Iterator[Parts]:
     """Inside the context, the yielded parts are those of the latest forward pass of `blocks`.
 
@@ -74,39 +67,23 @@ def recording_parts(
         name: of the model, for messages.
         layers: numbers (1..L) of the blocks whose parts are kept; by default all. Attention of many tokens is large.
     """
-    blocks = list(blocks)
     if isinstance(parts, str):  # its letters would be taken for names
         raise ValueError(f"parts are several names: write parts=({parts!r},)")
-    parts = tuple(parts)
-    check_parts(parts)
-    kept = set(range(1, len(blocks) + 1))
-    if layers is not None:
-        kept &= set(layers)
+    wanted = set(parts)
+    for part in wanted:
+        if part not in PARTS:
+            raise ValueError(f"unknown part {part!r}: choose from {', '.join(PARTS)}")
     found = Parts()
-    if not parts:
+    if not wanted:
         yield found
         return
-    watch = _Watch(keeps_attention="attn" in parts)
-
-    def enter_of(layer: int) -> Callable[..., None]:
-        def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> None:
-            watch.block = _Block(state_argument(args, kwargs), f"block {layer} of {name}")
-
-        return enter
-
-    def leave_of(layer: int) -> Callable[..., None]:
-        def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            block = watch.block
-            watch.block = None
-            assert block is not None
-            block.read(first_tensor(output), parts, layer, found)
-
-        return leave
-
+    watch = _Watch(wanted, found)
     handles = []
-    for layer in kept:
-        handles.append(blocks[layer - 1].register_forward_pre_hook(enter_of(layer), with_kwargs=True))
-        handles.append(blocks[layer - 1].register_forward_hook(leave_of(layer)))
+    for layer, block in enumerate(blocks, start=1):
+        if layers is None or layer in layers:
+            start, end = watch.hooks(layer, f"block {layer} of {name}")
+            handles.append(block.register_forward_pre_hook(start, with_kwargs=True))
+            handles.append(block.register_forward_hook(end))
     try:
         with watch:
             yield found
@@ -115,8 +92,7 @@ def recording_parts(
             handle.remove()
 
 
-@dataclass
-class _Sum:
+class _Sum(NamedTuple):
     """A sum with the residual stream as one of its operands: `stream + addend`, or more than that."""
 
     stream: Tensor
@@ -130,62 +106,67 @@ class _Block:
     Attributes:
         start: the state that it was given.
         stream: that state and every sum with one of these, which are the only places where the stream is written.
-        patterns: softmax weights (B, heads, T, T).
-        num_attentions: how many of them were computed, whether they are kept or not.
+        patterns: softmax weights (B, heads, T, T), if they are kept.
+        num_attentions: how many of them were computed.
         sums: the sums with the stream after the first attention.
     """
 
-    def __init__(self, start: Tensor, name: str) -> None:
+    def __init__(self, start: Tensor) -> None:
         self.start = start
-        self.name = name
         self.stream = [start]
         self.patterns: list[Tensor] = []
         self.num_attentions = 0
         self.sums: list[_Sum] = []
 
-    def is_stream(self, value: Any) -> bool:
-        # By identity: another tensor may have equal values.
-        return any(value is one for one in self.stream)
-
-    def read(self, output: Tensor, parts: Sequence[str], layer: int, found: Parts) -> None:
-        """Write the parts of the block to `found`, once its output is known."""
-        if not self.num_attentions:
-            raise NoPart(f"{self.name} has no attention that torch computes, by softmax or fused: leave out its parts")
-        if "attn" in parts:
-            found.attn[layer] = torch.cat(self.patterns, dim=1)
-        if not {"resid_mid", "attn_out", "mlp_out"} & set(parts):
-            return
-        if not self.sums or self.sums[0].result is output:
-            raise NoPart(f"{self.name} has no state between its attention and its MLP: only its attn can be recorded")
-        first = self.sums[0]
-        middle = first.result
-        if "resid_mid" in parts:
-            found.resid_mid[layer] = middle
-        if "attn_out" in parts:
-            is_plain = first.stream is self.start and first.addend is not None
-            found.attn_out[layer] = first.addend if is_plain else middle - self.start  # type: ignore[assignment]
-        if "mlp_out" in parts:
-            found.mlp_out[layer] = self._after(middle, output)
-
-    def _after(self, middle: Tensor, output: Tensor) -> Tensor:
-        """What makes the block's output of the state in its middle.
-
-        The addend itself where there is one, because a difference of states loses digits. A surrogate also scales
-        the stream at its end, so its MLP has no addend.
-        """
-        for one in self.sums[1:]:
-            if one.stream is middle and one.result is output and one.addend is not None:
-                return one.addend
-        return output - middle
-
 
 class _Watch(TorchFunctionMode):
     """Sees every function of torch that the current block calls, before its kernel is chosen."""
 
-    def __init__(self, keeps_attention: bool) -> None:
+    def __init__(self, wanted: set[str], found: Parts) -> None:
         super().__init__()
-        self.keeps_attention = keeps_attention
+        self.wanted = wanted
+        self.found = found
         self.block: _Block | None = None
+
+    def hooks(self, layer: int, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Hooks before and after the block of that layer; `name` is for messages."""
+
+        def start(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> None:
+            self.block = _Block(state_argument(args, kwargs))
+
+        def end(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            block = self.block
+            self.block = None
+            assert block is not None
+            self.read(block, first_tensor(output), layer, name)
+
+        return start, end
+
+    def read(self, block: _Block, output: Tensor, layer: int, name: str) -> None:
+        """Keep the parts of a block, once its output is known."""
+        if not block.num_attentions:
+            raise ValueError(f"{name} has no attention that torch computes, by softmax or fused: leave out its parts")
+        if "attn" in self.wanted:
+            self.found.attn[layer] = torch.cat(block.patterns, dim=1)
+        if self.wanted == {"attn"}:
+            return
+        if not block.sums or block.sums[0].result is output:
+            raise ValueError(f"{name} has no state between its attention and its MLP: only its attn can be recorded")
+        first = block.sums[0]
+        middle = first.result
+        # The addend itself where there is one, because a difference of states loses digits. A surrogate also scales
+        # the stream at its end, so its MLP has no addend.
+        attn_out = first.addend if first.stream is block.start else None
+        mlp_out = None
+        for one in block.sums[1:]:
+            if one.stream is middle and one.result is output:
+                mlp_out = one.addend
+        if "resid_mid" in self.wanted:
+            self.found.resid_mid[layer] = middle
+        if "attn_out" in self.wanted:
+            self.found.attn_out[layer] = middle - block.start if attn_out is None else attn_out
+        if "mlp_out" in self.wanted:
+            self.found.mlp_out[layer] = output - middle if mlp_out is None else mlp_out
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Arguments | None = None
@@ -197,7 +178,8 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         before = None
         if name in _SUMS:
-            before = next((value for value in args if block.is_stream(value)), None)
+            # By identity: another tensor may have equal values.
+            before = next((value for value in args if any(value is one for one in block.stream)), None)
         result = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self._attended(block, softmax_weights, args, kwargs)
@@ -208,7 +190,10 @@ class _Watch(TorchFunctionMode):
         elif before is not None and isinstance(result, Tensor) and result.shape == block.start.shape:
             block.stream.append(result)
             if block.num_attentions:
-                block.sums.append(_Sum(before, result, _addend(name, before, args, kwargs)))
+                others = [value for value in args if value is not before]
+                is_plain = name in _PLAIN_SUMS and not kwargs and len(others) == 1
+                is_whole = is_plain and isinstance(others[0], Tensor) and others[0].shape == before.shape
+                block.sums.append(_Sum(before, result, others[0] if is_whole else None))
         return result
 
     def _attended(
@@ -216,7 +201,7 @@ class _Watch(TorchFunctionMode):
     ) -> None:
         """Count an attention of the block and keep its pattern if that is asked for."""
         block.num_attentions += 1
-        if not self.keeps_attention:
+        if "attn" not in self.wanted:
             return
         # The autocast of the caller would take the product in bf16 again.
         with torch.autocast(block.start.device.type, enabled=False):
@@ -271,12 +256,26 @@ def _is_square(pattern: Any, start_btd: Tensor) -> bool:
     return isinstance(pattern, Tensor) and pattern.ndim >= 3 and pattern.shape[-2:] == (num_tokens, num_tokens)
 
 
-def _addend(name: str, stream: Tensor, args: tuple[Any, ...], kwargs: Arguments) -> Tensor | None:
-    """The other operand of a plain sum of two tensors of one shape."""
-    others = [value for value in args if value is not stream]
-    if name not in _PLAIN_SUMS or kwargs or len(others) != 1:
-        return None
-    other = others[0]
-    if isinstance(other, Tensor) and other.shape == stream.shape:
-        return other
-    return None
+def choose_names(num_layers: int, names_filter: NamesFilter) -> dict[str, tuple[str, int]]:
+    """The chosen names of TransformerLens, each with what it means: a part and the number of its block (1..L).
+
+    TransformerLens counts blocks from 0: `blocks.5.hook_resid_pre` is the state `a_5` and `blocks.5.hook_resid_post`
+    the state `a_6`. States have no part but an empty text, and their own number (0..L).
+    """
+    known: dict[str, tuple[str, int]] = {}
+    for block in range(num_layers):
+        known[f"blocks.{block}.hook_resid_pre"] = ("", block)
+        for name, part in _PART_NAMES.items():
+            known[f"blocks.{block}.{name}"] = (part, block + 1)
+        known[f"blocks.{block}.hook_resid_post"] = ("", block + 1)
+    if names_filter is None:
+        return known
+    if callable(names_filter):
+        return {name: meaning for name, meaning in known.items() if names_filter(name)}
+    wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+    for name in wanted:
+        if name not in known:
+            # A misspelt name would otherwise be missing from the result without a word.
+            close = difflib.get_close_matches(name, known, n=1) or ["blocks.0.hook_resid_post"]
+            raise ValueError(f"unknown name {name!r}: did you mean {close[0]!r}?")
+    return {name: meaning for name, meaning in known.items() if name in wanted}

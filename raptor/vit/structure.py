@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from raptor.data.preprocess import Preprocess
 from raptor.devices import torch_defaults
 from raptor.vit.block_list import NUM_PROBED, Call, choose, find_candidates, is_norm, watch_forward
-from raptor.vit.calls import reason_of
+from raptor.vit.calls import StandIn, reason_of
 from raptor.vit.groups import TokenGroups
 from raptor.vit.origin import Origin, Structure
-from raptor.vit.stand_in import StandIn
 from raptor.vit.stated import forward_arguments, stated_classes
 from raptor.vit.tokens import place_tokens
 from raptor.vit.view import NotAViT, ViT

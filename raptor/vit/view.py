@@ -20,14 +20,23 @@ from torch import Tensor, nn
 from raptor.data.given import given_images
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
-from raptor.vit.cache import NamesFilter, choose_names, named_tensors
-from raptor.vit.calls import first_tensor, output_tensor, per_batch, same_arguments, state_argument, with_state
+from raptor.vit.calls import (
+    Constant,
+    LastBlockReached,
+    Recorder,
+    first_tensor,
+    output_tensor,
+    per_batch,
+    reason_of,
+    same_arguments,
+    state_argument,
+    with_state,
+)
 from raptor.vit.exits import Rule
 from raptor.vit.groups import TokenGroups, pool
 from raptor.vit.on_demand import OnDemand, run_on_demand
 from raptor.vit.origin import Arguments, Opened, Origin, Structure
-from raptor.vit.parts import Parts, recording_parts
-from raptor.vit.stand_in import Constant, LastBlockReached, Recorder
+from raptor.vit.parts import NamesFilter, Parts, choose_names, recording_parts
 from raptor.vit.weights import fingerprint
 
 Picture: TypeAlias = str | Path | Image.Image
@@ -162,7 +171,18 @@ class ViT:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The model's own output for `images` (B, 3, H, W), as a tensor."""
-        return output_tensor(self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images)))
+        try:
+            output = self.model(images.to(self.dtype), **per_batch(self.forward_kwargs, images))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            wanted = (3, self.preprocess.size, self.preprocess.size)
+            # Some models take images of any size, so the error is the only sign that this one does not.
+            if images.shape[1:] == wanted or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise ValueError(
+                f"{self.name} takes images of the shape (B, {', '.join(map(str, wanted))}), these have "
+                f"{tuple(images.shape)}: prepare them with vit.preprocess ({reason_of(error)})"
+            ) from error
+        return output_tensor(output)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """`a_0` (B, T, D) and the arguments of the blocks, from a run of the model that skips its blocks."""
@@ -206,7 +226,7 @@ class ViT:
     def prepare(self, images: Images) -> Tensor:
         """A batch (B, 3, H, W) for the model; a tensor has been prepared already."""
         if isinstance(images, Tensor):
-            if images.ndim != 4:
+            if images.ndim != 4 or images.shape[1] != 3:
                 raise ValueError(
                     f"a batch of images has the shape (B, 3, H, W), this one has {tuple(images.shape)}: "
                     "use images[None] for a single image"
@@ -261,7 +281,10 @@ class ViT:
         parts = {part for part, _ in chosen.values() if part}
         layers = {number for part, number in chosen.values() if part}
         states, output, inside = self.record(images, sorted(parts), sorted(layers))
-        return output, named_tensors(chosen, states, inside)
+        found = {}
+        for name, (part, number) in chosen.items():
+            found[name] = getattr(inside, part)[number] if part else states[number]
+        return output, found
 
     def patched(self, layer: int, state: Tensor, group: str = "all") -> AbstractContextManager[None]:
         """Inside the context, the tokens of `group` at layer `layer` (0..L) are set to those of `state`.

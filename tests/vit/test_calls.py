@@ -1,4 +1,4 @@
-"""Where the state stands in the arguments of a block, and the tensor in an output."""
+"""Where the state stands in the arguments of a block, the tensor in an output, and what stands in for a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from raptor.vit.calls import first_tensor, output_tensor, per_batch, reason_of, state_argument, with_state
+from raptor.vit.calls import (
+    Constant,
+    LastBlockReached,
+    Recorder,
+    first_tensor,
+    output_tensor,
+    per_batch,
+    reason_of,
+    state_argument,
+    with_state,
+)
 
 X = torch.arange(3.0)
 Y = torch.arange(4.0)
@@ -43,3 +53,28 @@ def test_the_row_of_a_tensor_is_repeated_per_image() -> None:
 
 def test_an_error_without_words_is_named_by_its_type() -> None:
     assert reason_of(ValueError("first\nsecond")) == "first" and reason_of(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize("returns_tuple", [False, True])
+def test_a_recorder_passes_the_state_on_and_keeps_the_other_arguments(returns_tuple: bool) -> None:
+    x = torch.randn(2, 5, 8)
+    recorder = Recorder(returns_tuple)
+    output = recorder(hidden_states=x, scale=2)
+    assert (output[0] if returns_tuple else output) is x
+    assert isinstance(output, tuple) == returns_tuple
+    assert recorder.state is x and recorder.call == ((), {"scale": 2})
+    recorder(x, 3, scale=2)
+    assert recorder.call == ((3,), {"scale": 2})
+
+
+def test_the_last_recorder_stops_the_model_once_its_arguments_are_known() -> None:
+    recorder = Recorder(returns_tuple=False, last=True)
+    with pytest.raises(LastBlockReached):
+        recorder(torch.zeros(1, 2, 3), "rope")
+    assert recorder.call == (("rope",), {})
+
+
+def test_a_constant_gives_its_state_whatever_it_is_given() -> None:
+    state = torch.randn(2, 5, 8)
+    assert Constant(state, returns_tuple=False)(torch.zeros(1)) is state
+    assert Constant(state, returns_tuple=True)(torch.zeros(1))[0] is state

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from raptor.surrogate import fast
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
-from raptor.vit.parts import PARTS, NoPart, softmax_weights
+from raptor.vit.parts import PARTS, choose_names, softmax_weights
 from raptor.vit.view import ViT
 
 # Fused attention, rotary positions, registers, relative bias, no cls token, groups of queries.
@@ -134,7 +134,7 @@ def test_parts_of_a_surrogate(teacher: ViT, block: str, conditioning: str) -> No
         assert torch.allclose(states[layer - 1] + inside.attn_out[layer], inside.resid_mid[layer], atol=1e-4)
         assert torch.allclose(inside.resid_mid[layer] + inside.mlp_out[layer], states[layer], atol=1e-4)
         for part in PARTS:
-            assert torch.allclose(inside.of(part)[layer], plain.of(part)[layer], atol=1e-4)
+            assert torch.allclose(getattr(inside, part)[layer], getattr(plain, part)[layer], atol=1e-4)
     assert not torch.allclose(inside.attn[2], inside.attn[3], atol=1e-4)
 
 
@@ -146,7 +146,7 @@ def test_a_surrogate_that_repeats_its_teacher_attends_as_it_does(teacher: ViT) -
     _, _, wanted = teacher.record(images, PARTS)
     for part in PARTS:
         for layer in range(1, 5):
-            assert torch.allclose(own.of(part)[layer], wanted.of(part)[layer], atol=1e-5)
+            assert torch.allclose(getattr(own, part)[layer], getattr(wanted, part)[layer], atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", ["none", "boolean", "added", "causal"])
@@ -210,14 +210,14 @@ def test_both_branches_in_one_sum_have_no_state_between_them() -> None:
     vit = tiny_timm(block_fn=ParallelScalingBlock)
     _, _, inside = vit.record(noise_images(vit), ("attn",))
     assert inside.attn[1].shape == (3, 3, 5, 5)
-    with pytest.raises(NoPart, match=r"block 1 of .* has no state between its attention and its MLP: only its attn"):
+    with pytest.raises(match=r"block 1 of .* has no state between its attention and its MLP: only its attn"):
         vit.record(noise_images(vit), ("resid_mid",))
 
 
 @torch.no_grad()
 def test_blocks_without_attention_are_refused_and_left_as_they_were() -> None:
     vit = open_vit(Unheard(), size=32)
-    with pytest.raises(NoPart, match="block 1 of Unheard has no attention that torch computes"):
+    with pytest.raises(match="block 1 of Unheard has no attention that torch computes"):
         vit.record(noise_images(vit), ("attn",))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in vit.model.modules())
     assert len(vit.record(noise_images(vit))[0]) == 6
@@ -244,3 +244,41 @@ def test_a_softmax_over_experts_is_no_attention() -> None:
     vit = open_vit(CalledByDepth(lambda _layer, _tokens: {}, Router), size=32)
     _, _, inside = vit.record(noise_images(vit), ("attn", "mlp_out"))
     assert inside.attn[1].shape == (3, 2, 17, 17)
+
+
+@torch.no_grad()
+def test_every_name(teacher: ViT) -> None:
+    images = noise_images(teacher)
+    output, cache = teacher.run_with_cache(images)
+    states, plain, inside = teacher.record(images, PARTS)
+    assert torch.equal(output, plain)
+    assert len(cache) == 4 * 6
+    assert torch.equal(cache["blocks.0.hook_resid_pre"], states[0])
+    assert torch.equal(cache["blocks.3.hook_resid_post"], states[4])
+    assert torch.equal(cache["blocks.2.attn.hook_pattern"], inside.attn[3])
+    assert torch.equal(cache["blocks.2.hook_attn_out"], inside.attn_out[3])
+    assert torch.equal(cache["blocks.2.hook_mlp_out"], inside.mlp_out[3])
+    for block in range(4):
+        middle = cache[f"blocks.{block}.hook_resid_pre"] + cache[f"blocks.{block}.hook_attn_out"]
+        assert torch.equal(cache[f"blocks.{block}.hook_resid_mid"], middle)
+        assert torch.equal(cache[f"blocks.{block}.hook_resid_post"], middle + cache[f"blocks.{block}.hook_mlp_out"])
+
+
+@torch.no_grad()
+def test_names_are_chosen_by_name_by_list_and_by_function(teacher: ViT) -> None:
+    surrogate = make_surrogate(teacher, [1, 3])
+    images = noise_images(surrogate)
+    name = "blocks.1.attn.hook_pattern"
+    for names_filter in (name, [name], lambda text: text == name):
+        _, cache = surrogate.run_with_cache(images, names_filter)
+        assert list(cache) == [name]
+    assert cache[name].shape == (3, 3, 7, 7)
+    _, cache = surrogate.run_with_cache(images, names_filter=lambda text: text.endswith("hook_resid_post"))
+    assert list(cache) == [f"blocks.{block}.hook_resid_post" for block in range(4)]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"did you mean .blocks\.1\.hook_resid_p"):
+        choose_names(4, "blocks.1.hook_resid_past")
+    with pytest.raises(ValueError, match="unknown name 'ln_final'"):
+        choose_names(4, ["blocks.0.hook_resid_pre", "ln_final"])

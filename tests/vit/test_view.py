@@ -13,6 +13,7 @@ import torch
 from families import Unheard, each_family, opened
 from PIL import Image
 from tiny_models import noise_images, same_tensors, tiny_timm
+from tiny_surrogates import TEACHERS
 from torch import Tensor, nn
 
 from raptor.surrogate.surrogate import make_surrogate
@@ -99,7 +100,7 @@ def test_moving_a_view_moves_the_tensors_of_its_calls(teacher: ViT) -> None:
 def test_embed_and_finish_restore_after_an_exception(teacher: ViT) -> None:
     images = noise_images(teacher)
     output, blocks = teacher(images), list(teacher.blocks)
-    with pytest.raises(RuntimeError, match="channels"):
+    with pytest.raises(ValueError, match="takes images of the shape"):
         teacher.embed(torch.zeros(1, 5, 28, 28))
     with pytest.raises(RuntimeError, match="normalized_shape"):
         teacher.finish(torch.zeros(1, 7, 13))
@@ -146,6 +147,11 @@ def test_files_and_pictures_are_prepared_as_the_model_wants(teacher: ViT, tmp_pa
 def test_what_is_no_batch_of_images_gets_one_line(teacher: ViT, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"this one has \(3, 28, 28\): use images\[None\]"):
         teacher.record(torch.zeros(3, 28, 28))
+    with pytest.raises(ValueError, match=r"has the shape \(B, 3, H, W\), this one has \(2, 1, 28, 28\)"):
+        teacher.record(torch.zeros(2, 1, 28, 28))
+    fixed = TEACHERS["torchvision"]()
+    with pytest.raises(ValueError, match=r"takes images of the shape \(B, 3, 32, 32\), these have \(2, 3, 40, 40\)"):
+        fixed.record(torch.zeros(2, 3, 40, 40))
     with pytest.raises(ValueError, match=r"are not image files: open a folder or a set with raptor.iterate"):
         teacher.record(str(tmp_path))
     with pytest.raises(ValueError, match=r"absent\.png"):
