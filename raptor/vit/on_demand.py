@@ -8,16 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raptor.vit.exits import ReadOut, Rule, parse_rule
+from raptor.vit.groups import TokenGroups
 
-if TYPE_CHECKING:  # the view imports this file
-    from raptor.vit.view import Context, ViT
+
+class Blocks(Protocol):
+    """What is needed of a view to run its blocks one by one. The view itself imports this file."""
+
+    name: str
+    groups: TokenGroups
+    phases: Sequence[int] | None
+    num_classes: int
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Any]: ...
+
+    def step(self, layer: int, x_btd: Tensor, context: Any) -> Tensor: ...
+
+    def finish(self, x_btd: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,7 @@ class OnDemand:
 
 @torch.no_grad()
 def run_on_demand(
-    vit: ViT,
+    vit: Blocks,
     images: Tensor,
     exit: Rule | str | None = None,
     phases: Sequence[int] | None = None,
@@ -101,7 +117,7 @@ def run_on_demand(
     return OnDemand(output, x_btd, num_blocks_bk, rule.num_read_outs - num_read_before)
 
 
-def _lengths(vit: ViT, phases: Sequence[int] | None) -> list[int]:
+def _lengths(vit: Blocks, phases: Sequence[int] | None) -> list[int]:
     """The lengths of the phases; ValueError unless they are those of a cut of this model's depth."""
     lengths = vit.phases if phases is None else phases
     if lengths is None:
@@ -118,7 +134,7 @@ class PerImageContext:
     of the batch and is 1 for a batch of one image.
     """
 
-    def __init__(self, vit: ViT, images: Tensor, context: Context):
+    def __init__(self, vit: Blocks, images: Tensor, context: Any):
         self._leaves, self._structure = tree_flatten(context.calls)
         self._num_images = len(images)
         self._whole = context
@@ -129,7 +145,7 @@ class PerImageContext:
             for place, (leaf, single) in enumerate(zip(self._leaves, tree_flatten(of_one.calls)[0])):
                 self._per_image[place] = _is_per_image(leaf, single, len(images))
 
-    def rows(self, rows: Tensor) -> Context:
+    def rows(self, rows: Tensor) -> Any:
         """The context of the images `rows`."""
         if len(rows) == self._num_images or not any(self._per_image):
             return self._whole

@@ -115,7 +115,7 @@ def test_parts_of_the_blocks(pool: bool, tmp_path: Path) -> None:
     assert len(names) == 3 * (2 + 4) and not any(name.startswith("layer0.attn") for name in names)
     for part in parts:
         for group, where in vit.groups.present():
-            x = inside.of(part)[3][..., where, :]
+            x = getattr(inside, part)[3][..., where, :]
             expected = (x.mean(-2) if pool else x).numpy()
             np.testing.assert_allclose(found.load(f"layer3.{part}.{group}"), expected, rtol=1e-3, atol=1e-4)
     assert found.load("layer3.attn.cls").shape == ((6, 4, 41) if pool else (6, 4, 1, 41))
