@@ -11,18 +11,14 @@ import atexit
 import logging
 import os
 import re
-import socket
-import sys
-import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -32,11 +28,8 @@ from raptor.progress import started_processes
 
 _DEVICES = ("auto", "cpu", "cuda")
 COLLECTIVE_TIMEOUT = timedelta(hours=2)  # rank 0 finishes, validates and writes while the others wait
-_MAX_WAIT_S = 300.0  # for processes that were started by hand
-_PATIENCE_S = 5.0
-_MEETING = "raptor/ranks"
 _CPU = torch.device("cpu")
-_SHARED_MEMORY = Path("/dev/shm")
+_NUM_SENT = 1024  # rows that one rank sends to the others at once
 CACHE_SHARE = 0.3
 """The share of free memory that decoded images may take."""
 T = TypeVar("T")
@@ -98,26 +91,16 @@ def torch_defaults() -> Iterator[None]:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """No gradients, no autocast and no TF32, whatever the caller trains with: for measurements."""
-    switches = _tf32_switches()
-    before = [getattr(where, name) for where, name, _ in switches]
-    for where, name, off in switches:
-        setattr(where, name, off)
+    switches = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    for switch in switches:
+        switch.fp32_precision = "ieee"
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for (where, name, _), value in zip(switches, before):
-            setattr(where, name, value)
-
-
-def _tf32_switches() -> list[tuple[Any, str, Any]]:
-    """Owner, name and off value of each TF32 switch. Newer torch refuses to read the old ones once a new one is set."""
-    matmul = torch.backends.cuda.matmul
-    cudnn = torch.backends.cudnn
-    if hasattr(matmul, "fp32_precision"):
-        conv: Any = cudnn.conv  # type: ignore[attr-defined]
-        return [(matmul, "fp32_precision", "ieee"), (conv, "fp32_precision", "ieee")]
-    return [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+        for switch, value in zip(switches, before):
+            switch.fp32_precision = value
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -260,6 +243,19 @@ class Ranks:
                 found.append(received)
         return found
 
+    def fill(self, whole: Tensor, own: Tensor) -> None:
+        """Fill `whole` (N, ...) on every rank with the rows that the ranks hold: `own` are those that `share` deals."""
+        for rank in range(self.size):
+            rows = whole[rank :: self.size]
+            # In pieces, because a copy of all rows would take as much memory as they do.
+            for start in range(0, len(rows), _NUM_SENT):
+                if rank == self.rank:
+                    piece = own[start : start + _NUM_SENT].to(self.device)
+                else:
+                    piece = torch.empty_like(rows[start : start + _NUM_SENT], device=self.device)
+                dist.broadcast(piece, rank)
+                rows[start : start + _NUM_SENT] = piece.to(rows.device)
+
     def first(self, function: Callable[[], T]) -> T:
         """What `function` returns on rank 0, sent to all; what it raises there is raised on all. Tensors on the CPU."""
         if self.size == 1:
@@ -285,47 +281,6 @@ class Ranks:
 
 
 ONE_PROCESS = Ranks()
-
-
-class SharedBytes(NamedTuple):
-    """Memory that the ranks of one machine share.
-
-    Attributes:
-        values: uint8 (N,), the same memory in all of them.
-        place, size: the number of this rank among those of its machine, and how many these are.
-    """
-
-    values: Tensor
-    place: int
-    size: int
-
-
-def share_bytes(ranks: Ranks, num_bytes: int) -> SharedBytes | None:
-    """New memory for the ranks of each machine; None on all ranks where one machine has no room or cannot share it."""
-    machine = os.uname().nodename
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
-    if boot_id.is_file():  # containers of one image have one name
-        machine += boot_id.read_text()
-    machines = ranks.gather(machine)
-    first = machines.index(machine)
-    place = machines[: ranks.rank].count(machine)
-    names = ranks.gather(f"raptor-{uuid.uuid4()}")
-    path = _SHARED_MEMORY / names[first]
-    values = None
-    try:
-        if place == 0:
-            with suppress(OSError, AttributeError), open(path, "xb") as file:  # not every system has such a folder
-                os.posix_fallocate(file.fileno(), 0, num_bytes)  # now, since a page that is missing later is a crash
-        ranks.gather(None)
-        if path.is_file() and path.stat().st_size == num_bytes:
-            values = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
-        everywhere = all(ranks.gather(values is not None))
-    finally:
-        if place == 0:
-            path.unlink(missing_ok=True)  # the memory stays until the last process that uses it ends
-    if values is None or not everywhere:
-        return None
-    return SharedBytes(values, place, machines.count(machine))
 
 
 def join_ranks(device: str) -> Ranks:
@@ -357,6 +312,7 @@ def open_fabric(device: str, precision: str) -> Any:
         alone = Fabric(accelerator=device, devices=1, precision=kind, plugins=[LightningEnvironment()])
         alone.launch()
         return alone
+    _check_launcher()
     local, num_nodes = _processes_per_node(world)
     places = [torch.device("cpu")] * local
     backend = None
@@ -377,9 +333,7 @@ def open_fabric(device: str, precision: str) -> Any:
         broadcast_buffers=False,
     )
     fabric = Fabric(accelerator=device, devices=1, num_nodes=num_nodes, strategy=strategy, precision=kind)
-    store = _await_ranks()
     fabric.launch()
-    del store  # kept until here: the ranks meet in it
     atexit.register(_leave_group)
     return fabric
 
@@ -403,45 +357,14 @@ def _processes_per_node(world: int) -> tuple[int, int]:
     return local, max(1, world // local)
 
 
-def _await_ranks() -> dist.Store | None:
-    """Wait until every process that WORLD_SIZE counts is there, where these variables were set by hand.
-
-    torch would wait for hours, without a word and deaf to signals. torchrun and srun start all processes themselves.
-    """
-    if "RANK" not in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
-        return None
-    rank, world = started_processes()
-    remedy = "start them with torchrun, or unset RANK and WORLD_SIZE for a process by itself"
-    host = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT")
-    if not host or not port:
-        raise ValueError(f"WORLD_SIZE says {world} processes, and MASTER_ADDR and MASTER_PORT are not set: {remedy}")
-    if not 0 <= rank < world:
-        raise ValueError(f"RANK is {rank} and WORLD_SIZE {world}: {remedy}")
-    began = time.monotonic()
-    store = None
-    was_told = False
-    while store is None or store.add(_MEETING, 0) < world:
-        # The store of rank 0 is looked for by a plain connection: torch's own client prints a stack when there is none.
-        if store is None and (rank == 0 or _answers(host, int(port))):
-            store = dist.TCPStore(host, int(port), world, rank == 0, wait_for_workers=False, multi_tenant=True)
-            store.add(_MEETING, 1)
-        waited = time.monotonic() - began
-        if waited > _PATIENCE_S and not was_told:
-            print(f"rank {rank} waits for the other processes of WORLD_SIZE={world}: {remedy}", file=sys.stderr)
-            was_told = True
-        if waited > _MAX_WAIT_S:
-            raise ValueError(f"not all of the {world} processes of WORLD_SIZE have started: {remedy}")
-        time.sleep(0.05)
-    return store
-
-
-def _answers(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
+def _check_launcher() -> None:
+    """Raise where RANK and WORLD_SIZE were set by hand: torch would wait for the others for hours, without a word."""
+    if "RANK" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
+        world = os.environ["WORLD_SIZE"]
+        raise ValueError(
+            f"WORLD_SIZE says {world} processes, and torchrun did not start this one: start them with torchrun, or "
+            "unset RANK and WORLD_SIZE for a process by itself"
+        )
 
 
 def _leave_group() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from forked import start
 
 from raptor import devices
 from raptor.devices import full_precision, join_ranks, torch_defaults
@@ -48,16 +44,6 @@ def test_autocast_and_gradients_are_off_inside():
     assert y.dtype == torch.float32 and not y.requires_grad and y[0, 0] != 1
 
 
-def test_torch_without_the_new_settings(monkeypatch):
-    old = SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True), cudnn=SimpleNamespace(allow_tf32=True))
-    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=old.matmul), cudnn=old.cudnn)
-    monkeypatch.setattr(devices.torch, "backends", backends)
-    with full_precision(CPU):
-        inside = old.matmul.allow_tf32, old.cudnn.allow_tf32
-    monkeypatch.undo()
-    assert inside == (False, False) and old.matmul.allow_tf32 and old.cudnn.allow_tf32
-
-
 def test_one_process_is_all_ranks():
     ranks = join_ranks("cpu")
     assert ranks.is_first and ranks.size == 1 and not devices.dist.is_initialized()
@@ -92,7 +78,14 @@ def test_srun_must_say_how_many_processes_a_node_has(monkeypatch):
 
 
 def clear(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS_PER_NODE"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_NTASKS_PER_NODE",
+        "TORCHELASTIC_RUN_ID",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -137,44 +130,10 @@ def test_torch_has_its_defaults_inside_and_the_callers_settings_after():
         torch.set_default_dtype(torch.float32)
 
 
-def _meet(rank: int, port: int, folder: Path) -> None:
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    os.environ.update({name: str(value) for name, value in own.items()} | _meeting(port))
-    (folder / str(rank)).write_text(str(join_ranks("cpu").gather(rank + 1)))
-
-
-def _meeting(port: int) -> dict[str, str]:
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def test_processes_that_were_started_by_hand_meet(tmp_path: Path) -> None:
-    port = _free_port()
-    ranks = [start(_meet, rank, port, tmp_path) for rank in (1, 0)]
-    for process in ranks:
-        process.join(timeout=200)
-    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["[1, 2]", "[1, 2]"]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_by_itself_says_whom_it_waits_for_and_gives_up(monkeypatch, capsys, rank: int) -> None:
-    """torch would wait for hours without a word."""
+def test_a_process_of_no_launcher_is_told_so_at_once(monkeypatch):
+    """torch would wait for the other process for hours, without a word."""
     clear(monkeypatch)
-    for name, value in {"RANK": str(rank), "WORLD_SIZE": "2", **_meeting(_free_port())}.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(devices, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(devices, "_MAX_WAIT_S", 0.2)
-    with pytest.raises(ValueError, match="not all of the 2 processes of WORLD_SIZE have started: start them"):
-        devices._await_ranks()
-    assert capsys.readouterr().err.count(f"rank {rank} waits for the other processes of WORLD_SIZE=2") == 1
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(ValueError, match="RANK is 2 and WORLD_SIZE 2"):
-        devices._await_ranks()
-    monkeypatch.delenv("MASTER_ADDR")
-    with pytest.raises(ValueError, match="MASTER_ADDR and MASTER_PORT are not set"):
-        devices._await_ranks()
+    with pytest.raises(ValueError, match="WORLD_SIZE says 2 processes, and torchrun did not start this one: start"):
+        join_ranks("cpu")

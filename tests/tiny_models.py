@@ -62,6 +62,10 @@ class ThreadRanks(Ranks):
     def sum(self, value: Tensor | None) -> Tensor:
         return sum(torch.zeros(()) if part is None else part for part in self.gather(value))
 
+    def fill(self, whole: Tensor, own: Tensor) -> None:
+        for rank, rows in enumerate(self.gather(own)):
+            whole[rank :: self.size] = rows
+
     def rows(self, rows: Tensor | None) -> list[Tensor]:
         found = [part for part in self.gather(rows) if part is not None]
         return found if self.is_first else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -20,11 +19,10 @@ from raptor.data.by_name import open_data
 from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choose_sample
-from raptor.devices import CACHE_SHARE, ONE_PROCESS, Ranks, free_bytes, share_bytes, to_device
+from raptor.devices import CACHE_SHARE, ONE_PROCESS, Ranks, free_bytes, processes_here, to_device
 from raptor.provenance import note_images
 from raptor.run import check_stop
 
-AUGMENTATIONS = ("none", "crop")
 _NUM_TRIES = 10
 _GREY = 128
 
@@ -262,8 +260,7 @@ class TrainStream:
             most 30 % of what is free on the device or the host.
         num_decoded: of the images that are kept, decode only so many on each rank; the others are grey. This is for a
             plan: memory and the time of a step are the same.
-        ranks: the processes that share each batch, all of which make the stream. Those of one machine decode a part
-            each into memory that they share.
+        ranks: the processes that share each batch, all of which make the stream. Each decodes a part of what is kept.
     """
 
     def __init__(
@@ -288,8 +285,13 @@ class TrainStream:
         progress: Progress | None = None,
         ranks: Ranks = ONE_PROCESS,
     ) -> None:
-        check_stream(len(data), batch_size, augment, crop_scale, ranks.size if even else 1, cache, sizes)
-        check_changes(batch_size, augment, mixup, cutmix, jitter, grey)
+        self.mixes = mixup > 0 or cutmix > 0
+        check_stream(len(data), batch_size, augment, crop_scale, sizes, self.mixes, jitter > 0 or grey > 0)
+        if even and batch_size % ranks.size:
+            near = ranks.size * max(1, batch_size // ranks.size)
+            raise ValueError(
+                f"a batch of {batch_size} does not divide over {ranks.size} processes: choose --batch_size {near}"
+            )
         if sizes:
             largest = max(sizes)
             preprocess = replace(preprocess, size=largest, resize=round(preprocess.resize * largest / preprocess.size))
@@ -314,7 +316,6 @@ class TrainStream:
         end = (ranks.rank + 1) * batch_size // ranks.size
         self.rows = slice(first, end)
         self._read_rows = torch.arange(first, end)
-        self.mixes = mixup > 0 or cutmix > 0
         if self.mixes:  # the first image of a rank with the last one of the rank before it
             self._read_rows = torch.arange(first - 1, end) % batch_size
         self.steps_per_epoch = len(data) // batch_size
@@ -325,64 +326,58 @@ class TrainStream:
         self._label_table: Tensor | None = None
         if data.labels is not None:
             self._label_table = torch.tensor(data.labels).to(self.device)
-        self.images: Tensor | None = None
         # Images that several names hold are decoded once.
         self._rows, self._where = data.distinct()
-        if cache == "memory" or (cache == "auto" and all(ranks.gather(self._pays_to_cache()))):
-            self.images = self._keep_images(ranks, progress, required=cache == "memory")
+        self.images: Tensor | None = None
+        place = self._cache_place(cache, ranks)
+        if place is not None:
+            self.images = self._keep_images(place, ranks, progress)
 
-    def _keep_images(self, ranks: Ranks, progress: Progress | None, required: bool) -> Tensor | None:
-        """The cache, or None where it does not fit and is not required. Ranks of one machine fill theirs together."""
-        shape = (len(self._rows), 3, self.preprocess.resize, self.preprocess.resize)
-        shared = None
-        if ranks.size > 1:
-            shared = share_bytes(ranks, self._num_bytes())
-        if shared is not None:
-            images = shared.values.view(shape)
-            own = slice(shared.place, None, shared.size)
-            error = None
-            try:
-                self._decode(self._rows[own].tolist(), images[own], progress)
-            except BadImage as caught:
-                error = str(caught)
-            # All ranks learn of a bad image: a rank that stopped by itself would leave the others waiting.
-            for other in ranks.gather(error):
-                if other is not None:
-                    raise BadImage(other)
-            if all(ranks.gather(self._fits_device())):
-                images = images.to(self.device)
-            return images
-        on_device = self._fits_device()
-        if ranks.size > 1 and not required and not all(ranks.gather(self.device.type == "cuda" and on_device)):
-            if ranks.is_first:
-                name = self.data.name
-                print(f"{name} does not fit in shared memory: images are decoded as they are used", file=sys.stderr)
+    def _cache_place(self, cache: str, ranks: Ranks) -> torch.device | None:
+        """Where decoded images are kept, on all ranks alike: the device, else the host, else nowhere (None)."""
+        host = torch.device("cpu")
+        if cache == "none" or (cache == "auto" and not self.data.worth_caching(self.device)):
             return None
-        place = self.device
-        if not on_device:
-            place = torch.device("cpu")
-        images = torch.empty(shape, dtype=torch.uint8, device=place)
-        self._decode(self._rows.tolist(), images, progress)
-        return images
+        num_bytes = 3 * self.preprocess.resize**2 * len(self._rows)
+        for place in dict.fromkeys([self.device, host]):
+            needed = num_bytes
+            if place.type == "cpu":  # which the processes of a machine share
+                needed *= processes_here()
+            if all(ranks.gather(needed <= CACHE_SHARE * free_bytes(place))):
+                return place
+        return host if cache == "memory" else None
 
-    def _decode(self, indices: list[int], into: Tensor, progress: Progress | None) -> None:
-        """Fill `into`, uint8 (N, 3, resize, resize), with the images of `indices`."""
+    def _keep_images(self, place: torch.device, ranks: Ranks, progress: Progress | None) -> Tensor:
+        """All images on `place`, uint8 (N, 3, resize, resize). The ranks decode a part each."""
+        side = self.preprocess.resize
+        images = torch.empty(len(self._rows), 3, side, side, dtype=torch.uint8, device=place)
         if self.num_decoded is not None:
-            into[self.num_decoded :] = _GREY
-            indices = indices[: self.num_decoded]
-            into = into[: self.num_decoded]
-        fill_uint8(into, self.data, self.preprocess, indices, self.num_workers, progress, reduced=True)
-
-    def _num_bytes(self) -> int:
-        return 3 * self.preprocess.resize**2 * len(self._rows)
-
-    def _fits_device(self) -> bool:
-        return self._num_bytes() <= CACHE_SHARE * free_bytes(self.device)
-
-    def _pays_to_cache(self) -> bool:
-        if not self.data.worth_caching(self.device):
-            return False
-        return self._fits_device() or self._num_bytes() <= CACHE_SHARE * free_bytes(torch.device("cpu"))
+            images[self.num_decoded :] = _GREY
+        decoded = images[: self.num_decoded]
+        indices = self._rows.tolist()[: self.num_decoded]
+        own = decoded[ranks.rank :: ranks.size]
+        if ranks.size > 1:
+            own = torch.empty_like(own, device="cpu")
+        error = None
+        try:
+            fill_uint8(
+                own,
+                self.data,
+                self.preprocess,
+                indices[ranks.rank :: ranks.size],
+                self.num_workers,
+                progress,
+                reduced=True,
+            )
+        except BadImage as caught:
+            error = str(caught)
+        # All ranks learn of a bad image: a rank that stopped by itself would leave the others waiting.
+        for other in ranks.gather(error):
+            if other is not None:
+                raise BadImage(other)
+        if ranks.size > 1:
+            ranks.fill(decoded, own)
+        return images
 
     def indices(self, step: int, stage: str = "stage1") -> Tensor:
         """This rank's image indices (B_local,) at a step, on the CPU."""
@@ -470,7 +465,7 @@ class TrainStream:
         if self._reader is None or self._reader[:2] != (stage, step):
             self.close()  # first, so that the processes of two readers never run at once
             batches = self.data.batches(
-                _StepBatches(self, stage, step),
+                (self.read_indices(later, stage).tolist() for later in count(step)),
                 self.preprocess,
                 self.device,
                 num_workers=self.num_workers,
@@ -490,51 +485,24 @@ class TrainStream:
         self._reader = None
 
 
-@dataclass
-class _StepBatches:
-    """The indices of each batch of a training stream from one step on, without end."""
-
-    stream: TrainStream
-    stage: str
-    step: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in count(self.step):
-            yield self.stream.read_indices(step, self.stage).tolist()
-
-
 def check_stream(
     num_images: int,
     batch_size: int,
     augment: str,
-    crop_scale: tuple[float, float],
-    num_ranks: int = 1,
-    cache: str = "auto",
+    crop_scale: tuple[float, float] = (0.35, 1.0),
     sizes: Sequence[int] | None = None,
+    mixes: bool = False,
+    recolours: bool = False,
 ) -> None:
-    """Raise for options that `TrainStream` cannot use."""
-    if augment not in AUGMENTATIONS:
-        raise ValueError(f"unknown augmentation {augment!r}; use {' or '.join(AUGMENTATIONS)}")
-    if cache not in ("auto", "memory", "none"):
-        raise ValueError(f"unknown cache {cache!r}; use auto, memory or none")
-    if sizes and augment != "crop":
-        raise ValueError("--sizes are of random crops: take --augment crop")
+    """Raise for options that `TrainStream` cannot use together."""
+    for options, is_given in (("--sizes are", sizes), ("--jitter and --grey are", recolours)):
+        if is_given and augment != "crop":
+            raise ValueError(f"{options} of random crops: take --augment crop")
     if not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ValueError(f"--crop_scale must rise within 0..1; got {crop_scale}")
+    if mixes and batch_size == 1:
+        raise ValueError("--mixup and --cutmix need a second image in the batch: take --batch_size 2 or more")
     if not 1 <= batch_size <= num_images:
         raise ValueError(
             f"a batch of {batch_size} cannot be filled from {num_images} images: give --batch_size {num_images} or less"
         )
-    if batch_size % num_ranks:
-        near = num_ranks * max(1, batch_size // num_ranks)
-        raise ValueError(
-            f"a batch of {batch_size} does not divide over {num_ranks} processes: choose --batch_size {near}"
-        )
-
-
-def check_changes(batch_size: int, augment: str, mixup: float, cutmix: float, jitter: float, grey: float) -> None:
-    """Raise for changes of the images that `TrainStream` cannot make."""
-    if (jitter or grey) and augment != "crop":
-        raise ValueError("--jitter and --grey go with random crops: take --augment crop")
-    if (mixup or cutmix) and batch_size == 1:
-        raise ValueError("--mixup and --cutmix need a second image in the batch: take --batch_size 2 or more")

@@ -26,7 +26,7 @@ from raptor.config import DistillConfig
 from raptor.data import ImageStream, iterate
 from raptor.data.apart import describe_images
 from raptor.data.classes import describe_names, head_names
-from raptor.data.stream import check_changes, check_stream
+from raptor.data.stream import check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.files import RunError, slug
 from raptor.phases.cut import Phases, check_phases, find_phases, shortest_phase
@@ -90,8 +90,15 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     if names.given is not None and config.head_file is None:
         teacher = replace(teacher, classes=list(names.given))
     images = open_images(config, teacher, names)
-    check_stream(len(images.train), config.batch_size, config.augment, config.crop_scale, sizes=config.sizes)
-    check_changes(config.batch_size, config.augment, config.mixup, config.cutmix, config.jitter, config.grey)
+    check_stream(
+        len(images.train),
+        config.batch_size,
+        config.augment,
+        config.crop_scale,
+        config.sizes,
+        mixes=config.mixup > 0 or config.cutmix > 0,
+        recolours=config.jitter > 0 or config.grey > 0,
+    )
     for side in config.sizes or ():
         groups_at(teacher, side)
     teacher.to(fabric.device)
