@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from raptor.data.dense import Files, PairedFiles
+from raptor.data.archives import Files
+from raptor.data.dense import PairedFiles
 from raptor.data.images import open_image
 
 _NUM_CLASSES = 150
@@ -24,27 +25,10 @@ class Ade20k(PairedFiles):
     def __init__(self, spec: str, task: str = "segment") -> None:
         if task != "segment":
             raise ValueError("ADE20K has masks and no depths; use it with the task segment")
-        files = Files(spec)
-        images = []
-        masks = {}
-        for path in files.paths:
-            folder, split, name = ("", "", *PurePosixPath(path).parts)[-3:]
-            if folder == "annotations" and name.endswith(".png"):
-                masks[split, PurePosixPath(name).stem] = path
-            elif folder == "images" and name.lower().endswith((".jpg", ".jpeg")):
-                images.append(path)
-        if not images:
-            raise ValueError(f"no ADE20K images in {spec}; expected ADEChallengeData2016/images/training/*.jpg")
-        pairs = []
-        parts = []
-        for path in images:
-            split = PurePosixPath(path).parts[-2]
-            mask = masks.get((split, PurePosixPath(path).stem))
-            if mask is None:
-                raise ValueError(f"{path} of {spec} has no annotation; expected annotations/<split>/<name>.png")
-            pairs.append((path, mask))
-            parts.append(split)
-        super().__init__(f"ade20k:{spec}", task, files, pairs, parts, frame=_FRAME, classes=_class_names(files))
+        super().__init__(
+            "ade20k", task, spec, "images", "annotations", "ADEChallengeData2016/images/training/*.jpg", frame=_FRAME
+        )
+        self.classes = _class_names(self.files)
 
     def decode_target(self, content: bytes) -> np.ndarray:
         mask = np.array(open_image(content))

@@ -18,22 +18,29 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from raptor.data.classes import number_labels, number_names
-from raptor.data.folder import SUFFIXES, ListedImages, arrange, count_unread, is_hidden, is_image_path, no_images
-from raptor.data.images import File, check_file_size
-from raptor.data.index import Listing, announced, indexed
+from raptor.data.folder import (
+    SUFFIXES,
+    ListedImages,
+    arrange,
+    count_unread,
+    is_hidden,
+    is_image_path,
+    no_images,
+    walk_folders,
+)
+from raptor.data.images import DiskFile, File, check_file_size
+from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
+from raptor.progress import track
 
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 _MAX_FILES = 1_000_000  # that a pattern may stand for
 _SHOWN = 2000  # letters of a pattern in a message
 _ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
 _ZIP_START = b"PK\x03\x04"
-_ZIP_COLUMNS = ("archive", "offset", "size", "method", "crc", "num_bytes")
-_TAR_COLUMNS = ("archive", "offset", "size")
+_IN_TAR = -1  # in place of a zip's method of compression
 _TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes tars puts at the end
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # first bytes of gzip, bzip2, xz and zstd
 _DAMAGED = "damaged stretches"
@@ -89,32 +96,29 @@ def list_files(pattern: str) -> list[str]:
     return list(dict.fromkeys(found))  # an archive that two patterns name is read once
 
 
-class ZipEntry(NamedTuple):
-    """Where a file lies in a zip: `size` compressed bytes at `offset`, `num_bytes` when they are unpacked."""
+class ArchivedFile(NamedTuple):
+    """Where a file lies in an archive: `size` bytes at `offset`, `num_bytes` when they are unpacked.
+
+    In a zip `offset` is that of the header before the file; `method` and `crc` are as its index has them.
+    """
 
     archive: str
-    path: str
     offset: int
     size: int
-    method: int
-    crc: int
     num_bytes: int
-
-    @classmethod
-    def of(cls, archive: str, path: str, info: zipfile.ZipInfo) -> ZipEntry:
-        """The entry of a file that can be read in place; others raise ValueError."""
-        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
-        return cls(archive, path, info.header_offset, info.compress_size, info.compress_type, info.CRC, info.file_size)
+    method: int = _IN_TAR
+    crc: int = 0
 
     def read(self) -> bytes:
-        """The content, checked against its CRC."""
+        """The content; that of a zip is checked against its CRC."""
+        check_file_size(max(self.size, self.num_bytes))
+        if self.method == _IN_TAR:
+            return _read_at(self.archive, self.offset, self.size)
         # Only this header says where the content begins: its extra field may be longer than the one in the index.
         header = _read_at(self.archive, self.offset, _ZIP_LOCAL_HEADER.size)
         magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(header)
         if magic != _ZIP_START:
             raise OSError(f"{self.archive} changed since it was opened")
-        check_file_size(max(self.size, self.num_bytes))
         data = _read_at(self.archive, self.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, self.size)
         if self.method == zipfile.ZIP_DEFLATED:
             # Never more than the index says, because a small stream can unpack to more than fits in memory.
@@ -124,7 +128,7 @@ class ZipEntry(NamedTuple):
         return data
 
 
-def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
+def zip_files(archive: str) -> dict[str, ArchivedFile]:
     """The files of a zip by the paths that they have when it is unpacked; of two files of one name the later one."""
     try:
         with zipfile.ZipFile(archive) as file:
@@ -137,8 +141,13 @@ def zip_files(archive: str) -> dict[str, zipfile.ZipInfo]:
         raise ValueError(f"{archive} is several zips end to end, and only the last can be listed: give each by itself")
     files = {}
     for info in infos:
-        if not info.filename.endswith(("/", "\\")):  # a folder
-            files[_plain_path(info.filename)] = info
+        if info.filename.endswith(("/", "\\")):  # a folder
+            continue
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
+        files[_plain_path(info.filename)] = ArchivedFile(
+            archive, info.header_offset, info.compress_size, info.file_size, info.compress_type, info.CRC
+        )
     return files
 
 
@@ -147,134 +156,120 @@ def _plain_path(name: str) -> str:
     return "/".join(piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".", ".."))
 
 
-class ZipImages(ListedImages):
-    """One or several zip archives of an image folder, seen as one folder."""
+class Files:
+    """Files of a folder, or inside zip archives (several joined by commas, or a glob) seen as one folder."""
 
     def __init__(self, spec: str) -> None:
-        self.archives = list_files(spec)
+        self.root = Path(spec).expanduser()
+        self.entries: dict[str, ArchivedFile] = {}
+        if self.root.is_dir():
+            self.paths = []
+            for prefix, names in walk_folders(self.root):
+                self.paths += [prefix + name for name in names]
+            self.paths.sort()
+            return
+        for archive in list_files(spec):
+            self.entries |= zip_files(archive)
+        self.paths = sorted(self.entries)
+
+    def file(self, path: str) -> File:
+        return self.entries.get(path) or DiskFile(self.root / path)
+
+    def read_text(self, path: str) -> str:
+        try:
+            return self.file(path).read().decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not a text file in UTF-8: unpack the set again") from None
+
+
+class ArchiveImages(ListedImages):
+    """The images of zips, which are one image folder, or of the tar shards of a WebDataset.
+
+    A sample of WebDataset is `key.jpg` with `key.cls` or `key.json` beside it. Of `key.jpg`, `key.png` and
+    `key.depth.png` the first is the image, whatever their order: the others are targets.
+    """
+
+    def __init__(self, kind: str, pattern: str) -> None:
+        self.archives = list_files(pattern)
         _handle.cache_clear()  # an archive of that name may have been replaced
-        super().__init__(spec, indexed("zip", self.archives, lambda: _list_zips(self.archives, spec)))
+        if kind == "zip":
+            super().__init__(pattern, indexed(kind, self.archives, lambda: _list_zips(self.archives, pattern)))
+        else:
+            super().__init__(f"wds/{pattern}", indexed(kind, self.archives, lambda: _list_tars(self.archives, pattern)))
 
     def file(self, position: int) -> File:
-        archive, *numbers = self.row(position, _ZIP_COLUMNS)
-        return ZipEntry(self.archives[archive], self.paths[position], *numbers)
+        archive, *numbers = map(int, self.places[position])
+        return ArchivedFile(self.archives[archive], *numbers)
 
 
 def _list_zips(archives: list[str], spec: str) -> Listing:
     """The images of all archives. They are one folder, so the layout is read off all of their paths at once."""
-    by_path: dict[str, list[tuple[int, ZipEntry]]] = {}
-    others = []
-    num_images = 0
-    for number, archive in enumerate(announced(archives)):
-        for path, info in zip_files(archive).items():
+    by_path: dict[str, list[tuple[int, ArchivedFile]]] = {}
+    left_out: Counter[str] = Counter()
+    for number, archive in enumerate(track(archives, "listing archives", quiet=True)):
+        for path, file in zip_files(archive).items():
             if is_image_path(path):
-                by_path.setdefault(path, []).append((number, ZipEntry.of(archive, path, info)))
-                num_images += 1
-            elif not is_hidden(path):
-                others.append(path)
-    left_out = count_unread(others)
-    rows = []
+                by_path.setdefault(path, []).append((number, file))
+            else:
+                count_unread(path, left_out)
+    if not by_path:
+        raise no_images(spec, "entries such as train/<class>/x.jpg", left_out)
+    is_repeated = max(map(len, by_path.values())) > 1
+    places = []
     names = []
     paths = []
     parts = []
     class_names = []
-    for place in arrange(list(by_path)):
-        for number, entry in by_path[place.path]:
-            rows.append((number, *entry[2:]))
-            if len(by_path) == num_images:
-                names.append(entry.path)
-            else:  # two archives hold a file of one name
-                names.append(f"{Path(entry.archive).stem}/{entry.path}")
+    for entry in arrange(list(by_path), left_out):
+        for number, file in by_path[entry.path]:
+            name = entry.path
+            if is_repeated:  # two archives hold a file of one name
+                name = f"{Path(file.archive).stem}/{name}"
+            places.append((number, *file[1:]))
+            names.append(name)
             paths.append(entry.path)
-            parts.append(place.part)
-            class_names.append(place.class_name)
-    if not rows:
-        raise no_images(spec, "entries such as train/<class>/x.jpg", left_out)
+            parts.append(entry.part)
+            class_names.append(entry.class_name)
     labels, classes = number_names(class_names)
-    return Listing(
-        PackedNames.pack(names),
-        PackedNames.pack(split_keys(paths)),
-        labels,
-        classes,
-        parts,
-        archives,
-        dict(zip(_ZIP_COLUMNS, np.array(rows, dtype=np.int64).T)),
-        left_out,
-    )
+    packed = PackedNames.pack(names)
+    return Listing(packed, PackedNames.pack(split_keys(paths)), labels, classes, parts, archives, places, left_out)
 
 
-class _TarEntry(NamedTuple):
-    """Where a file lies in a plain tar."""
-
-    archive: str
-    offset: int
-    num_bytes: int
-
-    def read(self) -> bytes:
-        check_file_size(self.num_bytes)
-        return _read_at(self.archive, self.offset, self.num_bytes)
-
-
-class _TarSample(NamedTuple):
-    """An image in a tar: the name of its sample, its path, where it lies, and what the file of its label holds."""
+class _Sample(NamedTuple):
+    """A sample of a WebDataset: its archive's number, its name, its image and what the file of its label holds."""
 
     archive: int
     key: str
     path: str
-    offset: int
-    size: int
+    image: ArchivedFile
     label: Any
-
-
-class TarImages(ListedImages):
-    """Shards in the WebDataset layout: `key.jpg` with `key.cls` or `key.json` beside it, in plain tar files.
-
-    Of `key.jpg`, `key.png` and `key.depth.png` the first is the image, whatever their order: the others are targets.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.archives = list_files(pattern)
-        _handle.cache_clear()  # an archive of that name may have been replaced
-        super().__init__(f"wds/{pattern}", indexed("tar", self.archives, lambda: _list_tars(self.archives, pattern)))
-
-    def file(self, position: int) -> File:
-        archive, offset, size = self.row(position, _TAR_COLUMNS)
-        return _TarEntry(self.archives[archive], offset, size)
 
 
 def _list_tars(archives: list[str], pattern: str) -> Listing:
     left_out: Counter[str] = Counter()
-    samples: list[_TarSample] = []
-    parts: list[str | None] = []
-    for number, archive in enumerate(announced(archives)):
-        found = _tar_samples(archive, number, left_out)
-        samples += found
-        parts += [split_word(archive)] * len(found)
+    samples: list[_Sample] = []
+    for number, archive in enumerate(track(archives, "listing archives", quiet=True)):
+        samples += _tar_samples(archive, number, left_out)
     if not samples:
         raise no_images(pattern, "entries key.jpg, key.png or key.webp", left_out)
-    if None in parts:  # the names of archives are splits only if all of them are
-        parts = [None] * len(samples)
     # By columns: a shard of ImageNet has ten thousand samples, a set a million.
-    numbers, names, paths, offsets, sizes, values = zip(*samples)
+    numbers, names, paths, images, values = zip(*samples)
     if len(set(names)) != len(names):  # shards may each count from 0
         stems = [Path(archive).stem for archive in archives]
         names = tuple(f"{stems[number]}/{name}" for number, name in zip(numbers, names))
     if len(set(names)) != len(names):  # two shards have one name, in two folders
-        names = tuple(f"{name}@{offset}" for name, offset in zip(names, offsets))
+        names = tuple(f"{name}@{image.offset}" for name, image in zip(names, images))
+    words = list(map(split_word, archives))
+    parts: list[str | None] = [None] * len(samples)
+    if None not in [words[number] for number in set(numbers)]:  # the names of archives are splits only if all are
+        parts = list(map(words.__getitem__, numbers))
     labels, classes = number_labels(values, archives[0])
-    return Listing(
-        PackedNames.pack(names),
-        PackedNames.pack(split_keys(paths)),
-        labels,
-        classes,
-        parts,
-        archives,
-        dict(zip(_TAR_COLUMNS, np.array([numbers, offsets, sizes], dtype=np.int64))),
-        dict(left_out),
-    )
+    places = [(number, *image[1:]) for number, image in zip(numbers, images)]
+    packed = PackedNames.pack(names)
+    return Listing(packed, PackedNames.pack(split_keys(paths)), labels, classes, parts, archives, places, left_out)
 
 
-def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_TarSample]:
+def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Sample]:
     """The samples of one archive; files that are not read are added to `left_out`."""
     images: dict[str, dict[str, tarfile.TarInfo]] = {}
     labels: dict[str, Any] = {}
@@ -285,7 +280,7 @@ def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Tar
         if member.isdir() or is_hidden(path):
             continue
         if not is_image_path(path) and not is_label:
-            left_out.update(count_unread([path]))
+            count_unread(path, left_out)
         elif member.issym() or member.islnk():  # it may lead out of the archive
             left_out["links"] += 1
         elif not member.isfile() or member.issparse():
@@ -302,9 +297,9 @@ def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Tar
                 f"{archive} holds {key}{first} and {key}{others[0]}, which are one sample of WebDataset: "
                 "rename such files without further dots"
             )
-        image = by_suffix[first]
-        place = (image.offset_data, image.size)
-        samples.append(_TarSample(number, key, _plain_path(image.name), *place, labels.get(key)))
+        member = by_suffix[first]
+        image = ArchivedFile(archive, member.offset_data, member.size, member.size)
+        samples.append(_Sample(number, key, _plain_path(member.name), image, labels.get(key)))
     return samples
 
 

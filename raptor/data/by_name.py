@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from raptor.data.archives import TarImages, ZipImages
+from raptor.data.archives import ArchiveImages
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import FolderImages, tell_once
 from raptor.data.given import given_images
@@ -138,9 +138,9 @@ def _open_reader(spec: str) -> ImageData:
     if spec.startswith("hf/") and len(spec) > 3:
         return open_hub(spec[3:])
     if spec.startswith("wds/") or spec.lower().endswith(".tar"):
-        return TarImages(spec.removeprefix("wds/"))
+        return ArchiveImages("tar", spec.removeprefix("wds/"))
     if spec.lower().endswith(".zip"):
-        return ZipImages(spec)
+        return ArchiveImages("zip", spec)
     folder = Path(spec).expanduser()
     if spec and folder.is_dir():
         return FolderImages(folder)
@@ -174,8 +174,7 @@ def open_dense(
 
     Args:
         spec: `scenes`; `ade20k:PATH` (the folder or zip of ADEChallengeData2016); `nyuv2:PATH` (the labelled .mat with
-            splits.mat beside it, the folder or zip with nyu2_train.csv, or train/rgb, train/depth, train/label40 in a
-            folder or in zips).
+            splits.mat beside it, or train/rgb, train/depth, train/label40 in a folder or in zips).
         split: `train`, `val` (the data's own validation or test split, else 5 % by a hash of the name) or `all`.
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.

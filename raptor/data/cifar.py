@@ -8,17 +8,15 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import tarfile
-import zipfile
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
-from raptor.data.archives import ZipEntry, zip_files
+from raptor.data.archives import Files
 from raptor.data.images import ImageData, one_line, open_image
 from raptor.data.index import cache_folder
 
@@ -49,22 +47,18 @@ def _encode_latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _load_pickle(name: str, content: bytes) -> dict[str, Any]:
-    """A CIFAR pickle, of Python 2 or 3, as a dictionary with text keys."""
+def _load_pickle(name: str, content: bytes, *keys: str) -> list[Any]:
+    """Entries of a CIFAR pickle, of Python 2 or 3."""
     try:
         # latin1 has a letter for every byte, so that the bytes of Python 2 are not lost.
         values = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
+        by_text = {_text(key): value for key, value in values.items()}
     except Exception as error:  # a damaged pickle raises almost anything
         raise ValueError(f"{name}: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{name} does not hold a dictionary")
-    return {_text(key): value for key, value in values.items()}
-
-
-def _entry(name: str, values: dict[str, Any], key: str) -> Any:
-    if key not in values:
-        raise ValueError(f"{name} has no {key}")
-    return values[key]
+    missing = [key for key in keys if key not in by_text]
+    if missing:
+        raise ValueError(f"{name} has no {missing[0]}")
+    return [by_text[key] for key in keys]
 
 
 def _text(value: str | bytes) -> str:
@@ -82,49 +76,49 @@ class CifarImages(ImageData):
 
     def __init__(self, kind: str, path: str | None = None) -> None:
         version = _VERSIONS[kind]  # torchvision knows the names of the files
-        source = _find_cifar(version, kind, path)
+        source = path or _find_cifar(version, kind)
+        files = Files(source)
+        by_name = {PurePosixPath(name).name: files.file(name) for name in files.paths}
         pickles = {"train": [name for name, _ in version.train_list], "test": [name for name, _ in version.test_list]}
         meta = version.meta["filename"]
         needed = [*pickles["train"], *pickles["test"], meta]
-        sheets = [*_SHEETS["train"], *_SHEETS["test"], *_SHEET_LABELS.values()]
-        files = _read_files(source, {*needed, *sheets})
-        has_pickles = meta in files
-        if not has_pickles:
-            if kind != "cifar10" or "test_batch.png" not in files:
-                raise ValueError(f"{source} holds no {kind}; expected the files of {version.base_folder}")
-            needed = sheets
-        missing = [name for name in needed if name not in files]
+        has_sheets = kind == "cifar10" and meta not in by_name and "test_batch.png" in by_name
+        if has_sheets:
+            needed = [*_SHEETS["train"], *_SHEETS["test"], *_SHEET_LABELS.values()]
+        missing = [name for name in needed if name not in by_name]
         if missing:
-            raise ValueError(f"{source} lacks {', '.join(missing)}; unpack the whole of it")
+            raise ValueError(
+                f"{source} lacks {', '.join(missing)}: give {kind}:PATH of the whole {version.base_folder}"
+            )
         classes = _CIFAR10_CLASSES
         pixels: list[np.ndarray] = []
         labels: list[int] = []
-        parts: list[str] = []
         names: list[str] = []
         try:
-            if has_pickles:
-                names_of_classes = _entry(meta, _load_pickle(meta, files[meta]), version.meta["key"])
+            content = {name: by_name[name].read() for name in needed}
+            if not has_sheets:
+                (names_of_classes,) = _load_pickle(meta, content[meta], version.meta["key"])
                 classes = list(map(_text, names_of_classes))
             for part in ("train", "test"):
-                if has_pickles:
-                    own_pixels, own_labels = _read_pickles(files, pickles[part], _LABEL_KEYS[kind])
+                if has_sheets:
+                    own_pixels, own_labels = _read_sheets(content, part)
                 else:
-                    own_pixels, own_labels = _read_sheets(files, part)
+                    own_pixels, own_labels = _read_pickles(content, pickles[part], _LABEL_KEYS[kind])
                 num_images = sum(map(len, own_pixels))
                 in_range = own_labels and 0 <= min(own_labels) <= max(own_labels) < len(classes)
                 if num_images != len(own_labels) or not in_range:
                     raise ValueError(f"it has {num_images} images, {len(own_labels)} labels, {len(classes)} classes")
                 pixels += own_pixels
                 labels += own_labels
-                parts += [part] * num_images
                 names += [f"{part}/{number:05d}" for number in range(num_images)]
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except (TypeError, ValueError, OSError, zlib.error) as error:
             raise ValueError(f"cannot read {source} as {version.base_folder}: {one_line(error)}") from error
         self.pixels = np.concatenate(pixels)
-        name = kind
+        parts = [name.partition("/")[0] for name in names]
+        own_name = kind
         if path:
-            name = f"{kind}:{source}"
-        super().__init__(name, names, labels, classes, parts, keys=names)
+            own_name = f"{kind}:{path}"
+        super().__init__(own_name, names, labels, classes, parts, keys=names)
 
     def read(self, position: int) -> Image.Image:
         return Image.fromarray(self.pixels[position])
@@ -134,13 +128,13 @@ def _read_pickles(files: dict[str, bytes], names: list[str], label_key: str) -> 
     pixels = []
     labels: list[int] = []
     for name in names:
-        batch = _load_pickle(name, files[name])
-        planes = _whole_numbers(_entry(name, batch, "data")).reshape(-1, 3, 32, 32)
+        data, own_labels = _load_pickle(name, files[name], "data", label_key)
+        planes = _whole_numbers(data).reshape(-1, 3, 32, 32)
         if planes.dtype != np.uint8:
             raise ValueError(f"its pixels are {planes.dtype} and not uint8")
         # The files hold one colour after the other, a picture has all three at each pixel.
         pixels.append(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)))
-        labels += _whole_numbers(_entry(name, batch, label_key)).tolist()
+        labels += _whole_numbers(own_labels).tolist()
     return pixels, labels
 
 
@@ -161,37 +155,10 @@ def _whole_numbers(values: Any) -> np.ndarray:
     return found
 
 
-def _find_cifar(version: type[CIFAR10], kind: str, path: str | None) -> Path:
-    """The folder or archive to read: `path` if given, else in the cache folder, `data` or this folder."""
+def _find_cifar(version: type[CIFAR10], kind: str) -> str:
+    """The folder where CIFAR is looked for if no path is given: in the cache folder, in `data` or here."""
     bases = [cache_folder(), Path("data"), Path(".")]
-    if path:
-        bases = [Path(path).expanduser()]
     for base in bases:
-        for candidate in (base, base / version.base_folder, base / "package", base / version.filename):
-            is_sheets = kind == "cifar10" and (candidate / "test_batch.png").is_file()
-            if candidate.is_file() or is_sheets or (candidate / version.meta["filename"]).is_file():
-                return candidate
-    looked = " or ".join(map(str, bases))
-    raise ValueError(f"no {kind} files in {looked}; give {kind}:PATH of {version.base_folder} or {version.filename}")
-
-
-def _read_files(source: Path, wanted: set[str]) -> dict[str, bytes]:
-    """The wanted files of a folder, a zip or a tar, by base name."""
-    files: dict[str, bytes] = {}
-    try:
-        if source.is_dir():
-            for name in wanted:
-                if (source / name).is_file():
-                    files[name] = (source / name).read_bytes()
-        elif zipfile.is_zipfile(source):
-            for path, info in zip_files(str(source)).items():
-                if Path(path).name in wanted:
-                    files[Path(path).name] = ZipEntry.of(str(source), path, info).read()
-        else:
-            with tarfile.open(source) as tar:
-                for member in tar:
-                    if Path(member.name).name in wanted and member.isfile():
-                        files[Path(member.name).name] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise ValueError(f"cannot read {source} as a folder, zip or tar of CIFAR: {one_line(error)}") from error
-    return files
+        if (base / version.base_folder).is_dir():
+            return str(base / version.base_folder)
+    raise ValueError(f"no {version.base_folder} in {' or '.join(map(str, bases))}: give {kind}:PATH")

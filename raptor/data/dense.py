@@ -6,17 +6,17 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
-from typing import Self
+from pathlib import PurePosixPath
+from typing import Any, Self
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.archives import ZipEntry, list_files, zip_files
-from raptor.data.folder import walk_folders
-from raptor.data.images import DiskFile, File, Items, one_line, open_image
+from raptor.data.archives import Files
+from raptor.data.folder import is_image_path
+from raptor.data.images import File, Items, one_line, open_image
 from raptor.data.preprocess import as_rgb
 from raptor.devices import CACHE_SHARE, free_bytes
 from raptor.provenance import note_images
@@ -141,62 +141,60 @@ def _decoders() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
 
-class Files:
-    """Files of a folder, or inside zip archives (several joined by commas, or a glob) seen as one folder."""
-
-    def __init__(self, spec: str) -> None:
-        self.root = Path(spec).expanduser()
-        self.entries: dict[str, ZipEntry] = {}
-        if self.root.is_dir():
-            self.paths = []
-            for prefix, names in walk_folders(self.root):
-                self.paths += [prefix + name for name in names]
-            self.paths.sort()
-            return
-        for archive in list_files(spec):
-            for path, info in zip_files(archive).items():
-                self.entries[path] = ZipEntry.of(archive, path, info)
-        self.paths = sorted(self.entries)
-
-    def file(self, path: str) -> File:
-        return self.entries.get(path) or DiskFile(self.root / path)
-
-    def read_text(self, path: str) -> str:
-        try:
-            return self.file(path).read().decode()
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not a text file in UTF-8: unpack the set again") from None
-
-
 class PairedFiles(DenseData):
-    """Images and targets that are files: `pairs` are their paths in `files`."""
+    """Images and targets that are files, in two folders whose names say which is which.
+
+    `train/rgb/1.png` belongs to `train/depth/1.png`, and `images/training/1.jpg` to `annotations/training/1.png`.
+
+    Args:
+        spec: a folder, or zips that are seen as one folder.
+        image_folder, target_folder: those names.
+        expected: the path of an image, for the message if there is none.
+        frame: by default all targets are as large as the first one.
+        facts: as in `DenseData`.
+    """
 
     def __init__(
         self,
-        name: str,
+        kind: str,
         task: str,
-        files: Files,
-        pairs: list[tuple[str, str]],
-        parts: Sequence[str | None],
-        *,
+        spec: str,
+        image_folder: str,
+        target_folder: str,
+        expected: str,
         frame: Size | None = None,
-        classes: Sequence[str] | None = None,
-        max_depth: float | None = None,
-        eigen_crop: bool = False,
+        **facts: Any,
     ) -> None:
-        self.files = files
-        self.pairs = pairs
+        self.files = Files(spec)
+        images = []
+        targets = {}
+        for path in filter(is_image_path, self.files.paths):
+            outer, inner, name = ("", "", *PurePosixPath(path).parts)[-3:]
+            stem = PurePosixPath(name).stem
+            # The part of the data is the other folder, around the named one or in it.
+            for folder, part in ((inner, outer), (outer, inner)):
+                if folder == image_folder:
+                    images.append((path, part, stem))
+                elif folder == target_folder:
+                    targets[part, stem] = path
+        if not images:
+            raise ValueError(f"no images of {kind} in {spec}; expected {expected}")
+        self.pairs = []
+        for path, part, stem in images:
+            if (part, stem) not in targets:
+                raise ValueError(f"{path} of {spec} has no picture in {target_folder}/; the task {task} needs it")
+            self.pairs.append((path, targets[part, stem]))
         # The size of a target is needed before the first batch, to reserve the memory of all.
-        if frame is None:  # all targets are as large as the first one
+        if frame is None:
+            first = self.pairs[0][1]
             try:
-                width, height = open_image(files.file(pairs[0][1]).read()).size
+                width, height = open_image(self.files.file(first).read()).size
             except OSError as error:
-                raise ValueError(f"cannot read {pairs[0][1]} of {name}: {one_line(error)}") from error
+                raise ValueError(f"cannot read {first} of {kind}:{spec}: {one_line(error)}") from error
             frame = (height, width)
-        names = [image for image, _ in pairs]
-        super().__init__(
-            name, task, names, parts, frame=frame, classes=classes, max_depth=max_depth, eigen_crop=eigen_crop
-        )
+        parts = [part or None for _, part, _ in images]
+        names = [path for path, _, _ in images]
+        super().__init__(f"{kind}:{spec}", task, names, parts, frame=frame, **facts)
 
     def file(self, position: int) -> File:
         return self.files.file(self.pairs[position][0])

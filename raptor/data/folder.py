@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from PIL import Image
+
 from raptor.data.classes import number_names
-from raptor.data.images import DiskFile, File, FileImages
+from raptor.data.images import DiskFile, File, ImageData, open_image
 from raptor.data.index import Listing, indexed
 from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
@@ -48,14 +50,11 @@ def is_image_path(path: str) -> bool:
     return path.lower().endswith(SUFFIXES) and not is_hidden(path)
 
 
-def count_unread(paths: Iterable[str]) -> dict[str, int]:
-    """How many of these files hold images that are not read, by suffix: unknown formats, and archives in archives."""
-    counts: Counter[str] = Counter()
-    for path in paths:
-        suffix = os.path.splitext(path)[1].lower()
-        if suffix in _UNREAD:
-            counts[suffix] += 1
-    return dict(sorted(counts.items()))
+def count_unread(path: str, left_out: Counter[str]) -> None:
+    """Count a file that holds images and is not read: of an unknown format, or an archive in an archive."""
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in _UNREAD and not is_hidden(path):
+        left_out[suffix] += 1
 
 
 def no_images(place: str, expected: str, left_out: Mapping[str, int], hint: str = "") -> ValueError:
@@ -67,7 +66,7 @@ def no_images(place: str, expected: str, left_out: Mapping[str, int], hint: str 
 
 
 def _listed(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {kind}" for kind, number in left_out.items())
+    return ", ".join(f"{kind} ({number:,})" for kind, number in sorted(left_out.items()))
 
 
 @cache
@@ -76,11 +75,12 @@ def tell_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def arrange(paths: Sequence[str]) -> list[Entry]:
+def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[Entry]:
     """Read splits and classes off relative paths: `train/<class>/x`, `<class>/x` or a flat `x`.
 
     A single folder around the split or class folders is looked through. A class may be called `train`: folders are
-    splits only if all of them are, or if a training and a validation folder are both there (others are then left out).
+    splits only if all of them are, or if a training and a validation folder are both there. Others are then added to
+    `left_out`.
     """
     # Sorted by whole paths, so that a folder, its zip and its parts joined have one order.
     paths = sorted(paths)
@@ -89,30 +89,19 @@ def arrange(paths: Sequence[str]) -> list[Entry]:
         tails = [tail[1:] for tail in tails]
     has_splits = _has_splits(tails)
     entries = []
-    splits = set()
-    others = []
     for path, tail in zip(paths, tails):
         folders = tail[:-1]
         part = None
         if has_splits:
             # Images beside the folders of splits: to train on them would be a guess.
             if not folders or not is_split_name(folders[0]):
-                others.append("/".join(folders[:1]) or "no folder")
+                left_out["images beside the folders of splits"] += 1
                 continue
-            splits.add(folders[0])
             part = folders.pop(0).lower()
         class_name = None
         if folders:
             class_name = folders[0]
         entries.append(Entry(path, part, class_name))
-    if others:
-        names = sorted(set(others))
-        if len(names) > 4:
-            names = [*names[:4], "..."]
-        tell_once(
-            f"folders named {' and '.join(sorted(splits))} are taken as splits: {len(others)} images in others are "
-            f"left out ({', '.join(names)}); rename those folders if they are classes"
-        )
     return entries
 
 
@@ -138,25 +127,28 @@ def _tops(tails: list[list[str]]) -> set[str]:
     return {tail[0] if len(tail) > 1 else "" for tail in tails}
 
 
-class ListedImages(FileImages):
-    """Images that were listed once, see `indexed`.
+class ListedImages(ImageData):
+    """Images that are files and were listed once, see `indexed`.
 
     Attributes:
         paths: of all listed images, by the position in the reader's own order.
-        where: further columns of the listing.
+        places: where each of them lies in its archive.
     """
 
     def __init__(self, name: str, found: Listing) -> None:
         super().__init__(name, found.names, found.labels, found.classes, found.parts, found.keys)
         self.paths = found.names
-        self.where = found.numbers
-        self.left_out = found.left_out
+        self.places = found.places
+        self.left_out = dict(found.left_out)
         if found.left_out:
-            tell_once(f"left out of {self.name}: {_listed(found.left_out)}; convert, repair or unpack them to use them")
+            remedy = "convert, repair, unpack or move them to use them"
+            tell_once(f"left out of {self.name}: {_listed(found.left_out)}; {remedy}")
 
-    def row(self, position: int, columns: Sequence[str]) -> list[int]:
-        """These columns of the listing at a position."""
-        return [int(self.where[name][position]) for name in columns]
+    def read(self, position: int) -> Image.Image:
+        return open_image(self.content(position))
+
+    def read_reduced(self, position: int, side: int) -> Image.Image:
+        return open_image(self.content(position), side)
 
 
 class FolderImages(ListedImages):
@@ -174,6 +166,7 @@ def _list_folder(root: Path) -> Listing:
     folders = []
     paths = []
     others = []
+    left_out: Counter[str] = Counter()
     for prefix, files in walk_folders(root):
         folders.append(str(root / prefix))
         for name in files:
@@ -181,14 +174,14 @@ def _list_folder(root: Path) -> Listing:
             path = prefix + name
             if is_image_path(path):
                 paths.append(path)
-            elif not is_hidden(path):
+            else:
                 others.append(path)
-    left_out = count_unread(others)
+                count_unread(path, left_out)
     if not paths:
         hint = ""
         for path in others:
             suffix = os.path.splitext(path)[1].lower()
-            if suffix in _ARCHIVES:
+            if suffix in _ARCHIVES and not is_hidden(path):
                 pattern = _ARCHIVES[suffix].format(root / os.path.dirname(path))
                 hint = f"; '{pattern}' reads the {suffix} files in it"
                 break
@@ -197,17 +190,10 @@ def _list_folder(root: Path) -> Listing:
         if os.path.basename(path).lower() in _TABLES:
             tell_once(f"{root / path} is not read: the classes of images are their folders")
             break
-    names, parts, class_names = zip(*arrange(paths))
+    names, parts, class_names = zip(*arrange(paths, left_out))
     labels, classes = number_names(class_names)
-    return Listing(
-        PackedNames.pack(names),
-        PackedNames.pack(split_keys(names)),
-        labels,
-        classes,
-        parts,
-        folders,
-        left_out=left_out,
-    )
+    keys = PackedNames.pack(split_keys(names))
+    return Listing(PackedNames.pack(names), keys, labels, classes, parts, folders, left_out=left_out)
 
 
 def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:

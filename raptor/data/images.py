@@ -354,16 +354,6 @@ class ImageData(Items):
             yield Pixels(images.to(device, non_blocking=True), indices)
 
 
-class FileImages(ImageData):
-    """Images that are files, in a folder or an archive: they define `content`."""
-
-    def read(self, position: int) -> Image.Image:
-        return open_image(self.content(position))
-
-    def read_reduced(self, position: int, side: int) -> Image.Image:
-        return open_image(self.content(position), side)
-
-
 class Pixels(NamedTuple):
     """One batch as it comes out of the data: images uint8 (B, 3, S, S) on a device, their indices (B,) on the CPU."""
 

@@ -11,10 +11,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -22,12 +23,10 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from raptor.data.names import PackedNames
-from raptor.data.split import keep_shares
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
-_VERSION = 6  # raised when readers list the same files in another way
+_VERSION = 7  # raised when readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
-_PATIENCE_S = 5.0
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Listing:
         labels: a class index per image, -1 for none, or None without classes.
         parts: the data's own split of each image, or None.
         sources: the files and folders it was listed from; another size or time of one makes it old.
-        numbers: further int64 columns (N,), such as where an image lies in its archive.
+        places: int64 (N, 6), where each image lies in its archive: the archive's number, and what `ArchivedFile` holds.
         left_out: how many files of each kind were found and are not read.
     """
 
@@ -49,7 +48,7 @@ class Listing:
     classes: list[str] | None
     parts: Sequence[str | None]
     sources: list[str] = field(default_factory=list)
-    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    places: Any = ()
     left_out: dict[str, int] = field(default_factory=dict)
 
 
@@ -89,17 +88,6 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
     return _read(path) or listing
 
 
-def announced(archives: Iterable[str]) -> Iterator[str]:
-    """The archives to list, with one line printed if that takes long."""
-    began = time.monotonic()
-    was_told = False
-    for number, archive in enumerate(archives):
-        if not was_told and time.monotonic() - began > _PATIENCE_S:
-            print(f"listing images ({number} archives done); later runs read the index", file=sys.stderr)
-            was_told = True
-        yield archive
-
-
 def _stamps(sources: Iterable[str]) -> list[list[int]]:
     """Size and time of each source; a folder's own time changes with what is in it, and its size says nothing."""
     found = []
@@ -113,14 +101,14 @@ def _stamps(sources: Iterable[str]) -> list[list[int]]:
 
 
 def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
-    # Hashed now, so that no later process hashes a million keys to choose splits and samples.
-    keep_shares(listing.keys)
     parts: list[str | None] = list(dict.fromkeys(listing.parts))
     code = dict(zip(parts, range(len(parts))))
-    arrays = listing.names.arrays("names") | listing.keys.arrays("keys")
+    arrays = {}
+    for name, packed in (("names", listing.names), ("keys", listing.keys)):
+        arrays[f"{name}.text"] = packed.text
+        arrays[f"{name}.ends"] = packed.ends
     arrays["parts"] = np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts))
-    for name, values in listing.numbers.items():
-        arrays[f"numbers.{name}"] = np.ascontiguousarray(values)
+    arrays["places"] = np.array(listing.places, dtype=np.int64)
     if listing.labels is not None:
         arrays["labels"] = np.array(listing.labels, dtype=np.int64)
     about = {
@@ -154,13 +142,13 @@ def _read(path: Path) -> Listing | None:
             labels = arrays["labels"].tolist()
         parts = about["parts"]
         return Listing(
-            PackedNames.from_arrays(arrays, "names"),
-            PackedNames.from_arrays(arrays, "keys"),
+            PackedNames(arrays["names.text"], arrays["names.ends"]),
+            PackedNames(arrays["keys.text"], arrays["keys.ends"]),
             labels,
             about["classes"],
             list(map(parts.__getitem__, arrays["parts"].tolist())),
             about["sources"],
-            {name.removeprefix("numbers."): v for name, v in arrays.items() if name.startswith("numbers.")},
+            arrays["places"],
             about["left_out"],
         )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,7 +16,6 @@ class PackedNames(Sequence[str]):
         text: uint8, the UTF-8 bytes of all names end to end.
         ends: int64 (M,), where each name ends in `text`.
         rows: int64 (N,), which of them this sequence holds, in its order; None for all.
-        columns: float64 (M,) each, numbers computed from every name of `text`, by the name of the computation.
     """
 
     def __init__(
@@ -25,12 +23,10 @@ class PackedNames(Sequence[str]):
         text: np.ndarray,
         ends: np.ndarray,
         rows: np.ndarray | None = None,
-        columns: dict[str, np.ndarray] | None = None,
     ) -> None:
         self.text = text
         self.ends = ends
         self.rows = rows
-        self.columns = columns or {}
 
     @classmethod
     def pack(cls, names: Iterable[str]) -> PackedNames:
@@ -48,15 +44,7 @@ class PackedNames(Sequence[str]):
             return len(self.ends)
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return list(self.take(range(len(self))[index]))
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
         row = range(len(self))[index]  # checks the bounds, counts from the end
         if self.rows is not None:
             row = int(self.rows[row])
@@ -83,39 +71,9 @@ class PackedNames(Sequence[str]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        shown = self[:3]
-        if len(self) > 3:
-            shown.append("…")
-        return f"<{len(self)} names: {', '.join(shown)}>"
-
     def take(self, indices: Sequence[int] | np.ndarray) -> PackedNames:
         """The names at `indices`; the text is shared."""
         rows = np.asarray(indices, dtype=np.int64)
         if self.rows is not None:
             rows = self.rows[rows]
-        return PackedNames(self.text, self.ends, rows, self.columns)
-
-    def column(self, key: str, compute: Callable[[str], float]) -> np.ndarray:
-        """`compute(name)` for each name, float64 (N,): looked up if it was kept under `key`, else computed here."""
-        if key not in self.columns:
-            return np.fromiter(map(compute, self), np.float64, len(self))
-        values = self.columns[key]
-        if self.rows is not None:
-            values = values[self.rows]
-        return values
-
-    def arrays(self, prefix: str) -> dict[str, np.ndarray]:
-        """The arrays that `from_arrays` makes the same names of."""
-        assert self.rows is None, "only of all names"
-        found = {f"{prefix}.text": self.text, f"{prefix}.ends": self.ends}
-        for key, values in self.columns.items():
-            found[f"{prefix}.column.{key}"] = values
-        return found
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray], prefix: str) -> PackedNames:
-        """The inverse of `arrays`."""
-        mark = f"{prefix}.column."
-        columns = {key.removeprefix(mark): values for key, values in arrays.items() if key.startswith(mark)}
-        return cls(arrays[f"{prefix}.text"], arrays[f"{prefix}.ends"], None, columns)
+        return PackedNames(self.text, self.ends, rows)

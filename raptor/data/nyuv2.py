@@ -1,17 +1,15 @@
-"""NYUv2 in its three layouts: the labelled .mat, the `nyu2_train.csv` layout of depth papers, and plain folders."""
+"""NYUv2 in its two layouts: the labelled .mat, and folders of pictures."""
 
 from __future__ import annotations
 
-import csv
-import io
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from scipy.io import loadmat
 
-from raptor.data.dense import IGNORE_INDEX, DenseData, Files, PairedFiles
+from raptor.data.dense import IGNORE_INDEX, DenseData, PairedFiles
 from raptor.data.images import DiskFile, open_image
 
 _MAX_DEPTH = 10.0
@@ -27,24 +25,19 @@ _NUM_FOLDER_CLASSES = 39
 
 
 def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
-    """Open the layout that is there: a .mat file (or a folder with one), a folder or zip with nyu2_train.csv, or
-    folders (or zips) of `<split>/rgb`, `<split>/depth`, `<split>/label40`."""
+    """Open the layout that is there: a .mat file, or a folder with one, or folders (or zips) of `<split>/rgb`,
+    `<split>/depth`, `<split>/label40`."""
     path = Path(spec).expanduser()
     mat = path if path.suffix == ".mat" else path / "nyu_depth_v2_labeled.mat"
     if mat.is_file():
         return _NyuMat(mat, task)
     if path.suffix == ".mat":
         raise ValueError(f"no file {path}; give the path of nyu_depth_v2_labeled.mat")
-    files = Files(spec)
-    tables: dict[str, str] = {}
-    for name in files.paths:
-        if PurePosixPath(name).name in ("nyu2_train.csv", "nyu2_test.csv"):
-            tables.setdefault(PurePosixPath(name).stem.removeprefix("nyu2_"), name)
-    if tables:
-        pairs, parts = _listed_pairs(files, tables, spec, task)
-    else:
-        pairs, parts = _folder_pairs(files, spec, task)
-    return _NyuPictures(f"nyuv2:{spec}", task, files, pairs, parts, **_facts(task, _NUM_FOLDER_CLASSES))
+    folder = "depth"
+    if task == "segment":
+        folder = "label40"
+    expected = "a .mat or train/rgb/0000.png"
+    return _NyuPictures("nyuv2", task, spec, "rgb", folder, expected, **_facts(task, _NUM_FOLDER_CLASSES))
 
 
 class _NyuPictures(PairedFiles):
@@ -67,64 +60,6 @@ class _NyuPictures(PairedFiles):
         if image.mode == "L":
             return values * np.float32(_MAX_DEPTH / 255)
         return values / np.float32(1000)
-
-
-def _folder_pairs(files: Files, spec: str, task: str) -> tuple[list[tuple[str, str]], list[str | None]]:
-    """Images with their targets, and their splits: `train/rgb/0.webp`, `train/depth/0.png`, `train/label40/0.png`."""
-    target_folder = "depth" if task == "depth" else "label40"
-    images = []
-    targets = {}
-    for path in files.paths:
-        split, folder, name = ("", "", *PurePosixPath(path).parts)[-3:]
-        key = (split, PurePosixPath(name).stem)
-        if folder == "rgb":
-            images.append((path, key))
-        elif folder == target_folder:
-            targets[key] = path
-    if not images:
-        raise ValueError(f"no NYUv2 in {spec}; expected a .mat, nyu2_train.csv or train/rgb/0000.png")
-    pairs = []
-    parts: list[str | None] = []
-    for path, key in images:
-        if key not in targets:
-            raise ValueError(f"{path} of {spec} has no picture in {target_folder}/; the task {task} needs it")
-        pairs.append((path, targets[key]))
-        parts.append(key[0] or None)
-    return pairs, parts
-
-
-def _listed_pairs(
-    files: Files, tables: dict[str, str], spec: str, task: str
-) -> tuple[list[tuple[str, str]], list[str | None]]:
-    """The same as `nyu2_train.csv` and `nyu2_test.csv` list them, a picture and its depth per line."""
-    if task != "depth":
-        raise ValueError("the nyu2_train.csv layout has depths and no masks; use the task depth")
-    known = set(files.paths)
-    pairs: list[tuple[str, str]] = []
-    parts: list[str | None] = []
-    for part in ("train", "test"):
-        if part not in tables:
-            continue
-        folder = PurePosixPath(tables[part]).parent
-        for row in csv.reader(io.StringIO(files.read_text(tables[part]))):
-            if len(row) < 2:
-                continue
-            found = []
-            for listed in row[:2]:
-                own = PurePosixPath(listed.strip())
-                # A path starts at the folder of the table or, as published (`data/nyu2_train/...`), one above it.
-                places = [str(folder / own), str(folder.joinpath(*own.parts[1:]))]
-                place = next((place for place in places if place in known), None)
-                if place is None:
-                    raise ValueError(
-                        f"{listed.strip()}, listed in {tables[part]}, is not there; unpack the whole archive"
-                    )
-                found.append(place)
-            pairs.append((found[0], found[1]))
-            parts.append(part)
-    if not pairs:
-        raise ValueError(f"the csv files of {spec} list no pictures; expected lines image,depth")
-    return pairs, parts
 
 
 class _NyuMat(DenseData):

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from raptor.data.names import PackedNames
-
 Split = str
 """`train`, `val` (held out), `all` (both), or the name of one of the data's own parts, such as `test`."""
 TRAIN_NAMES = ("train", "training")
@@ -81,14 +79,8 @@ def name_share(name: str) -> float:
 
 
 def _name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
-    """`name_share(salt + key)` of each key, (N,); a kept index has them ready."""
-    return PackedNames.pack(keys).column(f"share:{salt}", lambda key: name_share(salt + key))
-
-
-def keep_shares(keys: PackedNames) -> None:
-    """Compute once what splits and samples of these keys are chosen by."""
-    for salt in ("", _SAMPLE):
-        keys.columns[f"share:{salt}"] = _name_shares(keys, salt)
+    """`name_share(salt + key)` of each key, (N,)."""
+    return np.fromiter((name_share(salt + key) for key in keys), np.float64, len(keys))
 
 
 def own_validation(parts: Sequence[str | None]) -> str | None:

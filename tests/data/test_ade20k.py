@@ -66,5 +66,5 @@ def test_ade20k_folder(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match="ADE_val_00000001"):
         open_dense(f"ade20k:{root}", "val").load(0)
     (root / "annotations" / "validation" / "ADE_val_00000001.png").unlink()
-    with pytest.raises(ValueError, match="has no annotation"):
+    with pytest.raises(ValueError, match="has no picture in annotations/"):
         open_dense(f"ade20k:{root}", "val")

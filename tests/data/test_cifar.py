@@ -6,7 +6,6 @@ import io
 import json
 import pickle
 import struct
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -57,10 +56,6 @@ def test_cifar10_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert same(train.load(7), images[7]) and same(val.load(3), images[23])
     monkeypatch.setenv("RAPTOR_CACHE", str(tmp_path))
     assert open_data("cifar10", "val").labels == labels[20:]
-    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
-    packed = open_data(f"cifar10:{tmp_path}/cifar-10-python.tar.gz", "val")
-    assert same(packed.load(0), images[20])
 
 
 def test_pickles_cannot_run_code(tmp_path: Path) -> None:
@@ -114,8 +109,8 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
     content[100] ^= 0xFF
     (tmp_path / "c.zip").write_bytes(bytes(content))
     (tmp_path / "junk.tar.gz").write_bytes(b"junk" * 100)
-    for name in ("c.zip", "junk.tar.gz"):
-        with pytest.raises(ValueError, match="as a folder, zip or tar of CIFAR") as error:
+    for name, words in (("c.zip", "c.zip as cifar-10-batches-py"), ("junk.tar.gz", "junk.tar.gz as a zip")):
+        with pytest.raises(ValueError, match=f"cannot read .*{words}") as error:
             open_data(f"cifar10:{tmp_path}/{name}")
         assert "\n" not in str(error.value)
 

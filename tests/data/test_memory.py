@@ -18,7 +18,7 @@ def test_joined_sets(tmp_path: Path) -> None:
     single = [open_data(spec, "train", size=16) for spec in (str(a), str(b), "scenes")]
     assert len(both) == sum(map(len, single)) and both.labels is None
     sample = both.select([0, len(single[0]), len(single[0]) + 6])
-    assert [n.rsplit("/", 1)[-1] for n in sample.names[1:]] == ["b0.png", "b6.png"]
+    assert [n.rsplit("/", 1)[-1] for n in list(sample.names)[1:]] == ["b0.png", "b6.png"]
     batch = next(iter(iterate(sample, Preprocess(size=16, resize=16), 3)))
     assert batch.images.shape == (3, 3, 16, 16) and len(set(batch.images.flatten(1).sum(1).tolist())) == 3
     assert open_data([str(a)], "train").labels is not None
