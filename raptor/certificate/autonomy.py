@@ -126,10 +126,16 @@ class Autonomy(Record):
         parts = []
         for name, price in self.prices.items():
             parts.append(f"{MEASURES[name]} {price.autonomous:.3f}, not {price.own:.3f} (price {price.loss})")
-        trained = "how it was trained is not known"
-        if self.training is not None:
-            trained = str(self.training)
+        trained = self.training or "how it was trained is not known"
         return f"without anything of a depth's own ({self.surrogate}; {trained}): {'; '.join(parts)}"
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """A row for each measure."""
+        other = f"autonomous ({self.surrogate}; {self.training or 'how it was trained is not known'})"
+        rows = []
+        for name, price in self.prices.items():
+            rows.append([MEASURES[name], f"{price.own:.3f}", f"{price.autonomous:.3f}", str(price.loss)])
+        return ["the price of non-autonomy", "this surrogate", other, "loss, 95 % interval"], rows
 
 
 def check_autonomous(other: ViT, surrogate: ViT, name: str) -> None:

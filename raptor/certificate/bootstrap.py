@@ -3,7 +3,7 @@
 A single image has no interval: all its resamples are the same, which says nothing about other images.
 
 Not `scipy.stats.bootstrap`: that draws anew for each column and holds all resampled rows. Here one set of draws serves
-thousands of columns (layers x groups x metrics) as a product with counts, and quantiles need only the resampled ranks.
+thousands of columns (layers x groups x metrics) as a product with counts.
 """
 
 from __future__ import annotations
@@ -66,30 +66,3 @@ def statistic_interval(
     # A resample may hold nothing to divide by. NaN is then the right answer, and no reason for a warning.
     with np.errstate(divide="ignore", invalid="ignore"):
         return interval(statistic(*np.moveaxis(means, 1, 0)))
-
-
-def quantile_intervals(
-    values: Array, quantiles: Sequence[float], num_resamples: int, seed: int = 0
-) -> tuple[Array, Array]:
-    """Quantiles over images of values (N, ...) and their bootstrap intervals: (Q, ...) and (Q, 2, ...).
-
-    A resample's quantile is an order statistic of the sample, and which one does not depend on the values: the ranks
-    are resampled once, and their interval read off the sorted values of every column.
-    """
-    num_images = len(values)
-    ordered = np.sort(values, axis=0)
-    # A quantile is one of the values, not a point between two: only then its resamples are ranks.
-    places = np.array([max(0, int(np.ceil(q * num_images)) - 1) for q in quantiles])
-    if num_resamples == 0 or num_images == 1:
-        return ordered[places], np.full((len(places), 2, *values.shape[1:]), np.nan)
-    rng = np.random.default_rng(seed)
-    ranks = np.empty((num_resamples, len(places)), dtype=np.int64)
-    for start in range(0, num_resamples, CHUNK):
-        rows = min(CHUNK, num_resamples - start)
-        drawn = rng.integers(num_images, size=(rows, num_images))
-        # Only these ranks have to stand in their places. A partition sees to that without a full sort.
-        drawn.partition(np.unique(places), axis=1)
-        ranks[start : start + rows] = drawn[:, places]
-    # An end of the interval is one of the values too, so ranks are not interpolated.
-    bounds = np.quantile(ranks, _ENDS, axis=0, method="nearest").astype(np.int64)
-    return ordered[places], ordered[bounds.T]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from raptor.certificate.autonomy import Autonomy, Conditioning
 from raptor.certificate.definition import Definition
@@ -11,7 +12,7 @@ from raptor.certificate.error_curves import METRICS, Curves
 from raptor.certificate.heads import share_kept
 from raptor.certificate.shift import SHIFT_COLUMNS, Shift
 from raptor.certificate.stitching import Stitching
-from raptor.certificate.verdict import Estimate, Verdict, images_of
+from raptor.certificate.verdict import Estimate, Verdict, named_images
 from raptor.phases.cut import PhaseLengths
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
@@ -19,8 +20,8 @@ from raptor.streaming import Array, Record, jsonable
 from raptor.subject import Subject
 from raptor.vit.pair import OTHER_TEACHER
 
-if TYPE_CHECKING:
-    from rich.table import Table
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A heading and rows in words, for the terminal and the page; the first cell of a row names it."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +44,6 @@ class Cost(Record):
 
 
 @dataclass
-class Quantile(Record):
-    """A quantile over images, and its interval, by token group: (L,) and (2, L)."""
-
-    value: dict[str, Array]
-    interval: dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A score of both sides, and the share of it that the surrogate keeps; None where it was not measured.
-
-    Attributes:
-        name: `accuracy` or `agreement`, which is a share already.
-        untouched, refitted: the surrogate's score with the teacher's own norm and head, and with refitted ones.
-        share, refitted_share: of the teacher's score.
-        floor: the share that one class for all images keeps, without which a share says nothing.
-    """
-
-    name: str
-    teacher: float | None
-    untouched: float | None
-    refitted: float | None
-    share: float | None
-    refitted_share: float | None
-    floor: float | None
-
-
-@dataclass
 class Certificate(ResultFile):
     """certificate.json: how close a surrogate is to its teacher at every layer.
 
@@ -78,7 +51,6 @@ class Certificate(ResultFile):
         num_images: the held-out images.
         curves: the error curves over layers 1..L and groups.
         intervals: metric -> group -> bootstrap interval over images (2, L), lower and upper end.
-        quantiles: `absolute`, `relative` and `cosine` -> `q05` to `q95` -> the quantile over images.
         eps: `absolute` and `relative` -> group -> the error that holds for every layer.
         definition: whether Definition 1 holds.
         verdict: training, and R2 against the null models, in words.
@@ -107,7 +79,6 @@ class Certificate(ResultFile):
     num_images: int
     curves: Curves
     intervals: dict[str, dict[str, Array]]
-    quantiles: dict[str, dict[str, Quantile]]
     eps: dict[str, dict[str, Eps]]
     verdict: Verdict
     definition: Definition | None = None
@@ -148,11 +119,6 @@ class Certificate(ResultFile):
                 return note.removeprefix("head: ")
         return "the same head for both"
 
-    @property
-    def run_time_ratio(self) -> float:
-        """Measured run time, surrogate / teacher."""
-        return self.costs["surrogate"].seconds_per_image / self.costs["teacher"].seconds_per_image
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but the values of single images; Definition 1 and the verdict first."""
         saved = super().to_dict()
@@ -165,7 +131,6 @@ class Certificate(ResultFile):
             **saved,
             "phases": list(self.phases),
             "layers": list(range(1, self.curves.num_layers + 1)),
-            "run_time_ratio": self.run_time_ratio,
         }
 
     def first_lines(self) -> list[str]:
@@ -179,6 +144,11 @@ class Certificate(ResultFile):
                 lines.append(more.line())
         return lines
 
+    def source(self) -> str:
+        """The surrogate, the images and the teacher, in one line."""
+        images = named_images(self.num_images, self.split, self.data, self.image_size)
+        return f"{self.surrogate}, measured on {images}, against {self.teacher}"
+
     def rows(self, group: str = "all") -> list[dict[str, float]]:
         """One row per layer: its phase, every metric of `group`, and the R2 of each null model."""
         rows = []
@@ -191,99 +161,99 @@ class Certificate(ResultFile):
             rows.append(row)
         return rows
 
-    def table(self, group: str = "all") -> Table:
-        """A rich table of `rows`."""
-        from rich.table import Table
+    def kept(self) -> dict[str, tuple[float | None, float | None, float | None]]:
+        """`accuracy` and `agreement`, as far as they were measured: the shares of the teacher's score that are kept by
+        the untouched head, by the refitted one, and by one class for all images, without which a share says nothing."""
+        scores = {name: entry.value for name, entry in self.predictions.items()}
+        found = {}
+        if "agreement" in scores:
+            # The teacher agrees with itself on every image, so that agreement is a share of its score already.
+            found["agreement"] = (scores["agreement"], scores.get("refitted_agreement"), self.floors.get("agreement"))
+        if "teacher_accuracy" in scores:
+            of_teacher = scores["teacher_accuracy"] or 0.0
+            found["accuracy"] = (
+                share_kept(scores["surrogate_accuracy"], of_teacher),
+                share_kept(scores.get("refitted_accuracy"), of_teacher),
+                share_kept(self.floors.get("accuracy"), of_teacher),
+            )
+        return found
 
-        eps = self.eps["relative"][group]
-        title = self.surrogate
-        if self.other_teacher:
-            title += f" against {self.other_teacher}"
-        title += (
-            f"\n{self.num_images} {images_of(self.split)} of {self.data}, {self.image_size} px, tokens: {group}"
-            f"; relative eps {_number(eps.value)} (layer {eps.layer}, at most {_number(eps.upper)})"
-        )
-        table = Table(title=title)
+    def tables(self) -> list[Table]:
+        """What both sides score and cost, the errors that hold at every layer, and what else was measured."""
+        tables = [self._scores(), self._costs(), self._bounds()]
+        if self.autonomy is not None:
+            tables.append(self.autonomy.table())
+        # Without a head there are no scores.
+        return [(head, rows) for head, rows in tables if rows]
+
+    def layer_table(self, group: str = "all") -> Table:
+        """`rows` in words."""
         rows = self.rows(group)
-        for name in rows[0]:
-            table.add_column(name.replace("_", " "), justify="right")
+        head = [name.replace("_", " ") for name in rows[0]]
+        cells = []
         for row in rows:
-            table.add_row(*(_number(value) for value in row.values()))
-        return table
+            layer, phase, *values = row.values()
+            cells.append([str(layer), str(phase), *(f"{value:.3f}" for value in values)])
+        return head, cells
 
-    def summary_table(self) -> Table:
-        """A rich table of predictions and costs of both sides."""
-        from rich.table import Table
+    def _scores(self) -> Table:
+        rows = []
+        for label, name, refitted, floor in (
+            ("agreement", "agreement", "refitted_agreement", self.floors.get("agreement")),
+            ("accuracy of the teacher", "teacher_accuracy", "", self.floors.get("accuracy")),
+            ("accuracy of the surrogate", "surrogate_accuracy", "refitted_accuracy", self.floors.get("accuracy")),
+        ):
+            if name in self.predictions:
+                cells = [str(self.predictions[name]), str(self.predictions.get(refitted, "–")), _share(floor)]
+                rows.append([label, *cells])
+        for name, shares in self.kept().items():
+            if name == "accuracy":
+                rows.append(["share of the teacher's accuracy kept", *map(_share, shares)])
+        return [f"predictions by {self.head}", "untouched head", "refitted head", "one class for all"], rows
 
-        has_refitted = "refitted_agreement" in self.predictions
-        columns = ["", "teacher", "surrogate", "surrogate / teacher"]
-        if has_refitted:
-            columns += ["refitted head", "refitted / teacher"]
-        table = Table(*columns, "one class for all")
+    def _costs(self) -> Table:
+        rows = []
+        # Blocks apart from the whole: embedding and head are shared and would dilute what tying saves.
         for label, name, unit in (
             ("parameters (M)", "num_parameters", 1e6),
             ("block parameters (M)", "block_parameters", 1e6),
             ("GFLOPs per image", "flops", 1e9),
-            ("run time per image (ms)", "seconds_per_image", 1e-3),
+            ("milliseconds per image", "seconds_per_image", 1e-3),
         ):
             of_teacher = getattr(self.costs["teacher"], name) / unit
             own = getattr(self.costs["surrogate"], name) / unit
-            table.add_row(label, _number(of_teacher), _number(own), _number(own / of_teacher))
-        for kept in self.kept():
-            cells = [kept.teacher, kept.untouched, kept.share]
-            if has_refitted:
-                cells += [kept.refitted, kept.refitted_share]
-            table.add_row(f"{kept.name} ({self.head})", *map(_number, cells), _number(kept.floor))
-        return table
+            ratio = f"{own / of_teacher:.2f}" if of_teacher else "–"
+            rows.append([label, f"{of_teacher:.3f}", f"{own:.3f}", ratio])
+        return ["costs", "teacher", "surrogate", "ratio"], rows
+
+    def _bounds(self) -> Table:
+        """The errors that hold at every layer. Absolute ones compare surrogates of one teacher only: they depend on
+        the scale of the states."""
+        rows = []
+        for group, eps in self.eps["relative"].items():
+            absolute = Estimate(self.eps["absolute"][group].value)
+            rows.append([group, str(Estimate(eps.value)), str(Estimate(eps.upper)), str(eps.layer), str(absolute)])
+        return ["ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"], rows
 
     def shift_table(self) -> Table:
-        """A rich table with one row per set of images, those of the certificate first."""
-        from rich.table import Table
-
-        table = Table(*SHIFT_COLUMNS)
-        for shift in self.sets():
-            table.add_row(*shift.cells())
-        return table
-
-    def sets(self) -> list[Shift]:
-        """The certificate's own images as a set among the further ones."""
+        """A row for each set of images, those of the certificate first."""
         group = self.verdict.groups["all"]
         eps = self.eps["relative"]["all"]
-        layer = eps.layer - 1
-        ends = self.intervals["relative"]["all"]
+        ends = self.intervals["relative"]["all"][:, eps.layer - 1]
         own = Shift(
             name=f"{self.data} (this certificate)",
             num_images=self.num_images,
             r2_last=group.r2_last,
             r2_lowest=group.r2_lowest.value,
             lowest_layer=group.lowest_layer,
-            eps=Estimate(eps.value, jsonable(ends[0, layer]), jsonable(ends[1, layer])),
+            eps=Estimate(eps.value, *map(jsonable, ends)),
             eps_layer=eps.layer,
             agreement=self.predictions.get("agreement"),
             floor=self.floors.get("agreement"),
             refitted=self.predictions.get("refitted_agreement"),
         )
-        return [own, *self.shift]
-
-    def kept(self) -> list[Kept]:
-        """Accuracy and agreement, as far as they were measured."""
-        scores = {name: entry.value or 0.0 for name, entry in self.predictions.items()}
-        rows = []
-        if "teacher_accuracy" in scores:
-            of_teacher = scores["teacher_accuracy"]
-            own = scores["surrogate_accuracy"]
-            refitted = scores.get("refitted_accuracy")
-            shares = [share_kept(score, of_teacher) for score in (own, refitted, self.floors.get("accuracy"))]
-            rows.append(Kept("accuracy", of_teacher, own, refitted, *shares))
-        if "agreement" in scores:
-            shares = [scores["agreement"], scores.get("refitted_agreement"), self.floors.get("agreement")]
-            # The teacher agrees with itself on every image, so that agreement is a share of its score already.
-            rows.append(Kept("agreement", None, None, None, *shares))
-        return rows
+        return SHIFT_COLUMNS, [one.cells() for one in (own, *self.shift)]
 
 
-def _number(value: float | None) -> str:
-    """A number for a table: integers as they are, others with three digits after the point."""
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.3f}"
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

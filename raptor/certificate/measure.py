@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from raptor.certificate.autonomy import count_conditioning
-from raptor.certificate.bootstrap import quantile_intervals, resampled_means
-from raptor.certificate.certificate import Certificate, Cost, Eps, Quantile
+from raptor.certificate.bootstrap import resampled_means
+from raptor.certificate.certificate import Certificate, Cost, Eps
 from raptor.certificate.complexity import block_list, count_flops, run_times
 from raptor.certificate.definition import judge_definition
 from raptor.certificate.error_curves import Curves
@@ -22,7 +22,7 @@ from raptor.certificate.verdict import Training, judge
 from raptor.data.stream import Batch, sharing
 from raptor.devices import device_name
 from raptor.phases.cut import Phases
-from raptor.streaming import QUANTILE_KEYS, QUANTILES, Array, jsonable
+from raptor.streaming import Array, jsonable
 from raptor.subject import Subject
 from raptor.vit.view import ViT
 
@@ -105,7 +105,6 @@ def certify(
             num_images=curves.num_images,
             curves=curves,
             intervals={metric: _by_group(ends, curves.groups) for metric, ends in intervals.items()},
-            quantiles=_curve_quantiles(curves, bootstrap, seed),
             eps=_curve_eps(curves, bootstrap, seed),
             definition=judge_definition(curves, intervals["relative"], measured.names_of(curves), eps),
             nulls=null_curves,
@@ -140,18 +139,6 @@ def _head_notes(head: Head | None, classes: Sequence[str]) -> list[str]:
 def _by_group(values_lg: Array, groups: Sequence[str]) -> dict[str, Array]:
     """(..., L, G) as group -> (..., L)."""
     return {group: values_lg[..., g] for g, group in enumerate(groups)}
-
-
-def _curve_quantiles(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Quantile]]:
-    """Quantiles over images of error, relative error and cosine, with their intervals."""
-    by_metric = {"absolute": curves.image_error, "relative": curves.image_relative, "cosine": curves.image_cosine}
-    found: dict[str, dict[str, Quantile]] = {}
-    for metric, values_nlg in by_metric.items():
-        value_qlg, ends_q2lg = quantile_intervals(values_nlg, QUANTILES, bootstrap, seed)
-        found[metric] = {}
-        for key, value_lg, ends_2lg in zip(QUANTILE_KEYS, value_qlg, ends_q2lg):
-            found[metric][key] = Quantile(_by_group(value_lg, curves.groups), _by_group(ends_2lg, curves.groups))
-    return found
 
 
 def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Eps]]:

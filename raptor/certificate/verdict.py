@@ -14,15 +14,15 @@ import numpy as np
 
 from raptor.certificate.bootstrap import interval, resampled_means
 from raptor.certificate.error_curves import Array, Curves
-from raptor.files import RunError, parse_json, read_json
-from raptor.run import read_config
+from raptor.files import RunError
+from raptor.run import read_metrics, read_summary
 from raptor.streaming import Record, jsonable
 
 MIN_STEPS = 100  # per stage
 STEEP = 0.1  # how much the loss may still fall from the third eighth before the end to the last one
 NULL_WORDS = {
     "identity": "the input repeated",
-    "mean": "the mean of the training images",
+    "mean": "the mean of the images",
     "tied": "an untrained tied block",
     "linear": "a linear map per phase",
 }
@@ -92,8 +92,7 @@ class GroupVerdict(Record):
 
     `better`, `worse` and `alike` hold the names of null models by their error at the last layer, on the same images;
     a difference counts where its 95 % interval leaves out 0, and all three are empty for a single image.
-    `layers_better` counts the layers with a smaller error than each, `layers_ahead` those with a smaller error than
-    all of them, None for a single image.
+    `layers_ahead` counts the layers with a smaller error than all of them; None for a single image.
     """
 
     r2_last: Estimate
@@ -102,9 +101,26 @@ class GroupVerdict(Record):
     better: list[str] = field(default_factory=list)
     worse: list[str] = field(default_factory=list)
     alike: list[str] = field(default_factory=list)
-    layers_better: dict[str, int] = field(default_factory=dict)
     layers_ahead: int | None = None
     no_better_than_mean: bool = False
+
+    def compared(self) -> str:
+        """The surrogate beside the null models at the last layer, in words; empty where there is nothing to compare."""
+        num = len(self.better) + len(self.worse) + len(self.alike)
+        if num and len(self.better) == num:
+            return f"better than all {num} null models"
+        parts = []
+        if self.no_better_than_mean:
+            parts.append(f"no better than {NULL_WORDS['mean']}")
+        for words, names in (
+            ("better than", self.better),
+            ("worse than", self.worse),
+            ("no different from", self.alike),
+        ):
+            named = [NULL_WORDS.get(name, name) for name in names if name != "mean" or not self.no_better_than_mean]
+            if named:
+                parts.append(f"{words} {', '.join(named)}")
+        return "; ".join(parts)
 
 
 def images_of(split: str) -> str:
@@ -161,25 +177,16 @@ class Verdict(Record):
         return [first, *(self._line(name, group) for name, group in self.groups.items())]
 
     def _line(self, name: str, group: GroupVerdict) -> str:
-        lowest = f"lowest {group.r2_lowest} at layer {group.lowest_layer}"
-        parts = [f"{name}: R2 {group.r2_last} at the last layer, {lowest}"]
-        compared = {"better than": group.better, "worse than": group.worse, "no different from": group.alike}
-        if group.no_better_than_mean:
-            is_null_model = "mean" in group.worse or "mean" in group.alike
-            mean = NULL_WORDS["mean"] if is_null_model else "the mean of these images"
-            parts.append(f"no better than {mean}")
-        for words, nulls in compared.items():
-            named = [NULL_WORDS.get(null, null) for null in nulls if null != "mean" or not group.no_better_than_mean]
-            if named:
-                parts.append(f"{words} {', '.join(named)}")
+        parts = [
+            f"{name}: R2 {group.r2_last} at the last layer",
+            f"lowest {group.r2_lowest} at layer {group.lowest_layer}",
+        ]
+        if group.compared():
+            parts.append(group.compared())
         if group.layers_ahead is not None:
-            # "ahead" would contradict an interval at the last layer that says otherwise.
-            is_unsure = group.no_better_than_mean or group.alike
-            words = "smaller mean error than" if is_unsure else "ahead of"
-            where = f"{group.layers_ahead} of {self.num_layers} layers"
-            if group.layers_ahead == self.num_layers:
-                where = "every layer"
-            parts.append(f"{words} every null model at {where}")
+            parts.append(
+                f"smaller mean error than every null model at {group.layers_ahead} of {self.num_layers} layers"
+            )
         return "; ".join(parts)
 
 
@@ -202,7 +209,7 @@ def judge(
         lowest = int(np.argmin(np.where(np.isfinite(r2), r2, np.inf)))
         ends_2l = None if r2_ends is None else r2_ends[..., g]
         found = GroupVerdict(_estimate(r2, ends_2l, -1), _estimate(r2, ends_2l, lowest), lowest + 1)
-        for name, null in nulls.items():
+        for name in nulls:
             low, high = advantage[name][:, g]
             # By differences on the same images: two intervals that overlap may still differ image by image.
             if low > 0:
@@ -211,7 +218,6 @@ def judge(
                 found.worse.append(name)
             elif not np.isnan(low):  # NaN: there is no interval
                 found.alike.append(name)
-            found.layers_better[name] = int(np.sum(r2 > null.r2[group]))
         found.no_better_than_mean = _is_no_better_than_mean(found)
         if nulls and curves.num_images > 1:
             # The best at each layer, which no single null model may be.
@@ -280,43 +286,21 @@ def loss_fall(losses: Sequence[float]) -> float | None:
 
 
 def read_training(folder: Path) -> Training | None:
-    """How the run in `folder` was trained, by its own files; None where it is not a finished distillation."""
-    if not (folder / "summary.json").is_file():
+    """How the run in `folder` was trained, by its own summary; None where it is not a finished distillation."""
+    verdict = (read_summary(folder) or {}).get("verdict")
+    if not isinstance(verdict, dict) or verdict.get("training") is None:
         return None
-    summary = read_json(folder / "summary.json")
-    if not isinstance(summary.get("num_steps"), dict):
-        return None
-    settings = read_config(folder) if (folder / "config.yaml").is_file() else {}
-    recipe = settings.get("recipe")
-    saved = {
-        "num_steps": summary["num_steps"],
-        "batch_size": recipe.get("batch_size") if isinstance(recipe, dict) else None,
-        "num_images": summary.get("train_images"),
-        "start": settings.get("start"),
-        "loss_fall": loss_fall(last_losses(folder / "metrics.jsonl", summary["num_steps"])),
-    }
     try:
-        return Training.from_dict(saved)
+        return Training.from_dict(verdict["training"])
     except ValueError as error:
-        raise RunError(f"{folder} has a damaged summary.json or config.yaml ({error}): distil it again") from None
+        raise RunError(f"{folder} has a damaged summary.json ({error}): distil it again") from None
 
 
-def last_losses(path: Path, stages: Collection[str]) -> list[float]:
-    """The logged losses of the last of `stages`; a line that is cut off is left out."""
-    if not path.is_file():
-        return []
-    stage = None
-    losses: list[float] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
+def last_losses(folder: Path, stages: Collection[str]) -> list[float]:
+    """The logged losses of the last of `stages`."""
+    losses: dict[str, list[float]] = {}
+    for row in read_metrics(folder):
         # Validations are lines of the same file, without a loss.
-        if not isinstance(row.get("loss"), int | float) or row.get("stage") not in stages:
-            continue
-        if row["stage"] != stage:
-            stage = row["stage"]
-            losses = []
-        losses.append(float(row["loss"]))
-    return losses
+        if row.get("stage") in stages and isinstance(row.get("loss"), int | float):
+            losses.setdefault(row["stage"], []).append(float(row["loss"]))
+    return list(losses.values())[-1] if losses else []

@@ -49,10 +49,10 @@ class Correcting(Result):
 
     def plot(self) -> Any:
         """Agreement after a disturbance, by the number of further steps."""
-        from raptor.report.paper import draw
-        from raptor.report.tool import correct_figure
+        from raptor.report.figures import drawn
+        from raptor.report.tool import correct_charts
 
-        return draw(correct_figure(self.measured))
+        return drawn("correct", correct_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         lines = [f"corrections, {self.measured.images}:"]
@@ -137,9 +137,8 @@ def _check_unseen(job: ToolJob, beside: Any) -> None:
 
 
 def _write(measured: CorrectFile, folder: Path) -> None:
-    from raptor.report.paper import draw
-    from raptor.report.style import save_figure
-    from raptor.report.tool import correct_figure
+    from raptor.report.figures import save_figures
+    from raptor.report.tool import correct_charts
 
     measured.write(folder)
-    save_figure(draw(correct_figure(measured)), folder / "figures" / "correct")
+    save_figures(correct_charts(measured), folder / "figures", measured.images)

@@ -138,9 +138,8 @@ def _of_certificate(found: Evaluation) -> list[str]:
         f"surrogate: every layer within {eps.value:.0%} of the teacher's norm (the worst is layer {eps.layer})"
     )
     # A share says little by itself: one class for all images keeps some of it too.
-    for kept in certificate.kept():
-        floor = kept.floor or 0.0
-        lines.append(f"surrogate: {kept.name} kept {kept.share or 0:.1%}; one class for all images keeps {floor:.1%}")
+    for name, (share, _, floor) in certificate.kept().items():
+        lines.append(f"surrogate: {name} kept {share or 0:.1%}; one class for all images keeps {floor or 0:.1%}")
     return lines
 
 

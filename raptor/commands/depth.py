@@ -38,10 +38,10 @@ class Depth(Result):
 
     def plot(self) -> Any:
         """Agreement against milliseconds."""
-        from raptor.report.paper import draw
-        from raptor.report.tool import depth_figure
+        from raptor.report.figures import drawn
+        from raptor.report.tool import depth_charts
 
-        return draw(depth_figure(self.measured))
+        return drawn("depth", depth_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         lines = [f"depth on demand, {self.measured.images}, batches of {self.measured.batch_size}:"]
@@ -93,9 +93,8 @@ def _named_rules(side: Side, words: list[str], seed: int) -> dict[str, Rule]:
 
 
 def _write(measured: DepthFile, folder: Path) -> None:
-    from raptor.report.paper import draw
-    from raptor.report.style import save_figure
-    from raptor.report.tool import depth_figure
+    from raptor.report.figures import save_figures
+    from raptor.report.tool import depth_charts
 
     measured.write(folder)
-    save_figure(draw(depth_figure(measured)), folder / "figures" / "depth")
+    save_figures(depth_charts(measured), folder / "figures", measured.images)

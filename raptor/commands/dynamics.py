@@ -70,12 +70,10 @@ class Dynamics(Result):
 
     def plot(self) -> Any:
         """The angle of each step over layers; the other figures are in `folder`/figures."""
-        from raptor.report.figures import FIGURES, charts_of, on_paper
-        from raptor.report.paper import draw
+        from raptor.report.dynamics import dynamics_charts
+        from raptor.report.figures import drawn
 
-        figure = on_paper(FIGURES["dynamics-speed"], charts_of(self.measured))
-        assert figure is not None
-        return draw(figure)
+        return drawn("dynamics-speed", dynamics_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         lines = []
@@ -231,12 +229,21 @@ def _write_rest(
     measured: DynamicsFile, changed: InterventionsFile | None, tangents: TangentsFile | None, folder: Path
 ) -> list[str]:
     """Write interventions.json, tangents.json and the figures; the names of the figures."""
+    from raptor.report.dynamics import dynamics_charts
     from raptor.report.figures import save_figures
+    from raptor.report.interventions import intervention_charts
+    from raptor.report.stability import tangent_charts
 
-    for file in (changed, tangents):
-        if file is not None:
-            file.write(folder)
-    return save_figures(measured, changed, folder / "figures", tangents)
+    figures = folder / "figures"
+    names = ", ".join(side.model.name for side in measured.sides().values())
+    written = save_figures(dynamics_charts(measured), figures, f"{names}; {measured.images}")
+    if changed is not None:
+        changed.write(folder)
+        written += save_figures(intervention_charts(changed), figures, changed.images)
+    if tangents is not None:
+        tangents.write(folder)
+        written += save_figures(tangent_charts(tangents), figures, tangents.images)
+    return written
 
 
 def _fits_a_head(vit: ViT, data: ChosenData, config: DynamicsConfig) -> bool:

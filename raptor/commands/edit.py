@@ -34,10 +34,10 @@ class Editing(Result):
 
     def plot(self) -> Any:
         """Shares of images that edits and their controls flip."""
-        from raptor.report.paper import draw
-        from raptor.report.tool import edit_figure
+        from raptor.report.figures import drawn
+        from raptor.report.tool import edit_charts
 
-        return draw(edit_figure(self.measured))
+        return drawn("edit", edit_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         found = self.measured
@@ -104,9 +104,8 @@ def _class_number(job: ToolJob, wanted: str | None) -> int:
 
 
 def _write(measured: EditFile, folder: Path) -> None:
-    from raptor.report.paper import draw
-    from raptor.report.style import save_figure
-    from raptor.report.tool import edit_figure
+    from raptor.report.figures import save_figures
+    from raptor.report.tool import edit_charts
 
     measured.write(folder)
-    save_figure(draw(edit_figure(measured)), folder / "figures" / "edit")
+    save_figures(edit_charts(measured), folder / "figures", measured.images)

@@ -55,28 +55,32 @@ class Evaluation(Result):
 
     def plot(self) -> Any:
         """The error curves over layers."""
-        from raptor.report.fidelity import figure_certificate
-        from raptor.report.paper import draw
+        from raptor.report.fidelity import certificate_charts
+        from raptor.report.figures import drawn
 
-        return draw(figure_certificate(self.certificate))
+        return drawn("certificate", certificate_charts(self.certificate), self.certificate.source())
 
     def text(self) -> str:
         from rich.console import Console
+        from rich.table import Table
 
-        # rich takes 80 columns where there is no terminal, and would break the rows of these tables.
-        console = Console(width=140)
+        found = self.certificate
+        tables = [found.layer_table(), *found.tables()]
+        if found.shift:
+            tables.append(found.shift_table())
+        # rich takes 80 columns where there is no terminal, and would break the rows of these tables. Names of models
+        # and folders may hold square brackets, which rich would read as markup.
+        console = Console(width=140, markup=False, highlight=False, soft_wrap=True)
         with console.capture() as capture:
-            # Names of models and folders may hold square brackets, which rich would read as markup.
-            for line in self.certificate.first_lines():
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
-            console.print(self.certificate.table())
-            console.print(self.certificate.summary_table())
-            if self.certificate.shift:
-                console.print(self.certificate.shift_table())
-            for line in self.complexity.lines():
-                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-            for note in self.certificate.notes:
-                console.print(f"  {note}")
+            for line in found.first_lines():
+                console.print(line)
+            for head, rows in tables:
+                table = Table(*head)
+                for row in rows:
+                    table.add_row(*row)
+                console.print(table)
+            for line in [*self.complexity.lines(), *found.notes]:
+                console.print(f"  {line}")
         return capture.get() + f"written to {self.folder}: certificate.json, complexity.json and figures"
 
 
@@ -385,17 +389,11 @@ def _shifted_sets(config: EvaluateConfig, judged: ImageData, fitted: ImageData, 
 
 
 def _write(found: Evaluation) -> None:
-    from raptor.report.fidelity import figure_certificate, figure_rates, figure_stitching
-    from raptor.report.paper import draw
-    from raptor.report.style import save_figure
+    from raptor.report.fidelity import certificate_charts, rate_charts
+    from raptor.report.figures import save_figures
 
     found.certificate.write(found.folder)
     found.complexity.write(found.folder)
-    figures = {
-        "certificate": figure_certificate(found.certificate),
-        "stitching": figure_stitching(found.certificate),
-        "rate-distortion": figure_rates(found.complexity),
-    }
-    for name, figure in figures.items():
-        if figure is not None:  # not everything is measured each time
-            save_figure(draw(figure), found.folder / "figures" / name)
+    figures = found.folder / "figures"
+    save_figures(certificate_charts(found.certificate), figures, found.certificate.source())
+    save_figures(rate_charts(found.complexity), figures, found.certificate.source())

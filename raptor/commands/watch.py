@@ -51,10 +51,10 @@ class Watching(Result):
 
     def plot(self) -> Any:
         """Where in depth both models disagree."""
-        from raptor.report.paper import draw
-        from raptor.report.tool import watch_figure
+        from raptor.report.figures import drawn
+        from raptor.report.tool import watch_charts
 
-        return draw(watch_figure(self.measured))
+        return drawn("watch", watch_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         found = self.measured
@@ -207,9 +207,9 @@ def _attacked_images(
 
 
 def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> None:
-    from raptor.report.paper import draw
+    from raptor.report.figures import save_figures
     from raptor.report.style import save_figure
-    from raptor.report.tool import draw_watched_images, scores_figure, watch_figure
+    from raptor.report.tool import draw_watched_images, watch_charts
 
     measured.write(folder)
     # In memory first, so that the file is replaced as a whole.
@@ -220,9 +220,6 @@ def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> No
     for one in judgements:
         writer.writerows(one.rows())
     write_text(folder / "watch.csv", text.getvalue())
-    save_figure(draw(watch_figure(measured)), folder / "figures" / "watch")
-    scores = scores_figure(measured)
-    if scores is not None:
-        save_figure(draw(scores), folder / "figures" / "watch-scores")
+    save_figures(watch_charts(measured), folder / "figures", measured.images)
     if measured.shown:
         save_figure(draw_watched_images(measured), folder / "figures" / "watch-images")

@@ -63,6 +63,8 @@ class Series:
     """A curve, a set of points or bars, a path, or a matrix.
 
     Attributes:
+        x: the places of the values, or the first of successive whole numbers.
+        y: the values, or a spread over images, whose middle half becomes the band.
         z: the matrix of a heat map, or the third coordinate of a path.
         lower, upper: a band around a curve.
         colour: a token group, `null-NAME`, `side-NAME`, `palette-I`, or `ramp-SHARE` of a colour ramp.
@@ -93,6 +95,14 @@ class Series:
     axes: list[str] | None = None
     plain: bool = False
     large: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.y, Spread):
+            self.lower = self.y.quantile(0.25)
+            self.upper = self.y.quantile(0.75)
+            self.y = self.y.mean
+        if isinstance(self.x, int):
+            self.x = list(range(self.x, self.x + len(self.y)))
 
     def values(self, kind: Kind) -> Any:
         """What a chart of this kind draws."""
@@ -127,6 +137,7 @@ class Chart:
         wide: whether it takes the whole width of the page.
         gaps: whether values may be undefined on the diagonal of a matrix, or before the first one of a curve.
         file: the result file that its numbers come from.
+        source: the images that it was measured on, where they are others than those of its file.
     """
 
     id: str
@@ -147,6 +158,7 @@ class Chart:
     wide: bool = False
     gaps: bool = False
     file: str = ""
+    source: str = ""
 
     def only(self, **chosen: str | Sequence[str]) -> Chart:
         """The chart with the series that are on view with these values of the controls."""
@@ -292,14 +304,9 @@ def of_group(group: str, side: str, x: Any, y: Any, **when: list[str]) -> Series
     """Values of one token group of one side, shown with its group or with every group."""
     base = GROUP_NAMES.get(group, group)
     name = base
-    if side == "surrogate":
-        name += ", surrogate"
-    return Series(name, x, y, colour=group, side=side, base=base, when={**when, "tokens": [group, EVERY]})
-
-
-def with_band(series: Series, spread: Spread) -> Series:
-    """The series with the middle half of the images as a band, where it is known."""
-    return replace(series, lower=spread.quantile(0.25), upper=spread.quantile(0.75))
+    if side in ("surrogate", "twin"):
+        name += f", {SIDE_NAMES[side]}"
+    return Series(name, x, y, colour=group, side=side, base=base, when={"tokens": [group, EVERY], **when})
 
 
 def group_control(groups: Sequence[str]) -> Control:
@@ -309,6 +316,17 @@ def group_control(groups: Sequence[str]) -> Control:
     if len(groups) > 1:
         options.insert(0, (EVERY, EVERY))
     return Control("tokens", "Tokens", options, options[0][0])
+
+
+def chooser(
+    name: str, label: str, series: Iterable[Series], names: Mapping[str, str] | None = None, start: str = ""
+) -> Control:
+    """A chooser of the values that the series have, by their `names`; without `start` it starts at the first one."""
+    values: dict[str, None] = {}
+    for one in series:
+        values |= dict.fromkeys(one.when.get(name, []))
+    options = [(value, (names or {}).get(value, value)) for value in values if value != EVERY]
+    return Control(name, label, options, start or next(iter(values), ""))
 
 
 def number(value: Any, digits: int = 3) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from raptor.dynamics.interventions import InterventionsFile
-from raptor.dynamics.repetition import Extrapolation, Repetition
-from raptor.dynamics.swaps import Swaps
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, described, number, with_band
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, chooser, described, number
 from raptor.report.markup import bullet_list, paragraph
 from raptor.report.results import Results
 from raptor.streaming import Spread
@@ -34,77 +32,62 @@ def interventions(results: Results) -> Section:
         section.hint = "raptor dynamics --interventions true"
         return section
     section.body.append(paragraph(f"Measured on {measured.images}.", "caption"))
-    if measured.findings:
-        section.body.append(bullet_list(measured.findings))
-    for chart in intervention_charts(measured):
-        # Predictions that only one side has are not offered: its chooser would be empty for the other one.
-        (measure,) = (control for control in chart.controls if control.name == "measure")
-        section.body.append(chart.only(measure=[value for value, _ in measure.options]))
+    section.body.append(bullet_list(measured.findings))
+    section.body += intervention_charts(measured)
     return section
 
 
 def intervention_charts(measured: InterventionsFile) -> list[Chart]:
-    """Every chart of interventions.json that was measured."""
-    swapped: dict[str, Swaps] = {}
-    repeated: dict[str, Repetition] = {}
-    past: dict[str, Extrapolation] = {}
-    for side, parts in measured.sides().items():
-        # A measure of both sides stands on one chart, with a chooser of the model.
-        swapped[side] = parts.swaps
-        repeated[side] = parts.repetition
-        if parts.extrapolation is not None:
-            past[side] = parts.extrapolation
-    charts = []
-    if swapped:
-        charts += [swaps(swapped), repetition(repeated)]
-    if past:
-        charts.append(extrapolation(past))
-    return charts
-
-
-def _controls(sides: Mapping[str, Any], measures: list[str], start: str) -> list[Control]:
-    options = []
-    for measure in measures:
-        name, _, group = measure.partition("_")  # turn_cls
-        if group:
-            name += f" of {GROUP_NAMES[group]}"
-        options.append((measure, name))
-    return [
-        Control("model", "Model", [(side, side) for side in sides], next(iter(sides))),
-        Control("measure", "Measure", options, start),
-    ]
-
-
-def _measures(turns: Iterable[str], found: Iterable[Swaps | Repetition | Extrapolation]) -> list[str]:
-    """The measures that every side has: `agreement` is missing where clean predictions hardly vary."""
-    measures = list(turns)
-    if all(side.agreement is not None for side in found):
-        measures.append("agreement")
-    return measures
-
-
-def swaps(found: dict[str, Swaps]) -> Chart:
-    """Turn of the last state and predictions kept, for every pair of blocks exchanged."""
-    first = next(iter(found.values()))
-    series: list[Series] = []
-    for side, one in found.items():
-        cuts = {"phases": list(one.phases)}
-        for measure, values in _percent_kept(one.angle, one.agreement).items():
+    """Every chart of interventions.json that was measured; both sides share a chart, with a chooser of the model."""
+    swapped: list[Series] = []
+    repeated: list[Series] = []
+    past: list[Series] = []
+    words = ""
+    conditioning = ""
+    for side, found in measured.sides().items():
+        swaps = found.swaps
+        cuts = {"phases": list(swaps.phases)}
+        for measure, values in _measures(swaps.angle, swaps.agreement).items():
+            unit = _UNITS.get(measure, _TURN)
             when = {"model": [side], "measure": [measure]}
-            series.append(
-                Series(side, z=one.matrix(values.mean), cuts=cuts, unit=_UNITS.get(measure, _TURN), when=when)
-            )
-    measures = _measures((f"turn_{group}" for group in first.angle), found.values())
-    compared = first.compare(first.angle["all"].mean)
-    words = (
-        f"Turn of the last state when two blocks are swapped: {number(compared['within'])} radians within a phase, "
-        f"{number(compared['across'])} across phases"
-    )
+            swapped.append(Series(side, z=swaps.matrix(values.mean), cuts=cuts, unit=unit, when=when))
+        compared = swaps.compare(swaps.angle["all"].mean)
+        words = words or (
+            f"Turn of the last state when two blocks are swapped: {number(compared['within'])} radians within a "
+            f"phase, {number(compared['across'])} across phases"
+        )
+        repetition = found.repetition
+        for j, length in enumerate(repetition.phases):
+            # Phases differ in length: runs are compared by their share of it.
+            ratio = (np.array(repetition.counts[j]) / length).tolist()
+            kept = None
+            if repetition.agreement is not None:
+                kept = repetition.agreement[j]
+            for measure, values in _measures(repetition.angle[j], kept).items():
+                name = f"phase {j + 1} ({length} blocks)"
+                line = _line(name, side, ratio, values.mean, measure, f"palette-{j}")
+                line.base = name
+                repeated.append(line)
+        beyond = found.extrapolation
+        if beyond is not None:
+            conditioning = beyond.conditioning
+            spreads = {"turn": beyond.angle["all"], "speed": beyond.speed["all"], "norm": beyond.norm["all"]}
+            if beyond.agreement is not None:
+                spreads["agreement"] = Spread(100 * beyond.agreement.mean)
+            for measure, spread in spreads.items():
+                # The last layer itself has no speed, so a speed has one value fewer.
+                layers = beyond.layers[-len(spread.mean) :]
+                past.append(_line(side, side, layers, spread, measure, f"side-{side}"))
     outlines = Control("k", "Phases", [("phases", "phases")], "phases")
-    return described("swaps", series, alt=words, controls=[*_controls(found, measures, "turn_all"), outlines])
+    charts = [
+        described("swaps", swapped, alt=words, controls=[*_choosers(swapped, "turn_all"), outlines]),
+        described("repetition", repeated, controls=_choosers(repeated, "turn_all")),
+        described("extrapolation", past, {"conditioning": conditioning}, controls=_choosers(past, "speed")),
+    ]
+    return [chart for chart in charts if chart.series]
 
 
-def _percent_kept(angle: dict[str, Spread], agreement: Spread | None) -> dict[str, Spread]:
+def _measures(angle: Mapping[str, Spread], agreement: Spread | None) -> dict[str, Spread]:
     """Measure -> its values: turns by token group, and predictions kept in percent."""
     found = {}
     for group, spread in angle.items():
@@ -114,41 +97,20 @@ def _percent_kept(angle: dict[str, Spread], agreement: Spread | None) -> dict[st
     return found
 
 
-def repetition(found: dict[str, Repetition]) -> Chart:
-    """Turn of the last state and predictions kept, when one phase runs fewer or more times than its length."""
-    first = next(iter(found.values()))
-    series: list[Series] = []
-    for side, one in found.items():
-        for j, length in enumerate(one.phases):
-            base = f"phase {j + 1} ({length} blocks)"
-            # Phases differ in length: runs are compared by their share of it.
-            ratio = (np.array(one.counts[j]) / length).tolist()
-            kept = None
-            if one.agreement is not None:
-                kept = one.agreement[j]
-            for measure, values in _percent_kept(one.angle[j], kept).items():
-                line = Series(base, ratio, values.mean, colour=f"palette-{j}", side=side, base=base)
-                line.unit = _UNITS.get(measure, _TURN)
-                line.when = {"model": [side], "measure": [measure]}
-                series.append(line)
-    measures = _measures((f"turn_{group}" for group in first.angle[0]), found.values())
-    return described("repetition", series, controls=_controls(found, measures, "turn_all"))
+def _line(name: str, side: str, x: list[Any], y: Any, measure: str, colour: str) -> Series:
+    when = {"model": [side], "measure": [measure]}
+    return Series(name, x, y, colour=colour, side=side, unit=_UNITS.get(measure, _TURN), when=when)
 
 
-def extrapolation(found: dict[str, Extrapolation]) -> Chart:
-    """A surrogate past its last layer: turn from the last state, speed, norm and predictions kept."""
-    series: list[Series] = []
-    for side, past in found.items():
-        spreads = {"turn": past.angle["all"], "speed": past.speed["all"], "norm": past.norm["all"]}
-        if past.agreement is not None:
-            spreads["agreement"] = Spread(100 * past.agreement.mean)
-        for measure, spread in spreads.items():
-            # The last layer itself has no speed, so a speed has one value fewer.
-            layers = past.layers[-len(spread.mean) :]
-            line = Series(side, layers, spread.mean, colour=f"side-{side}", unit=_UNITS.get(measure, _TURN))
-            line.when = {"model": [side], "measure": [measure]}
-            series.append(with_band(line, spread))
-    conditioning = next(iter(found.values())).conditioning
-    measures = _measures(("turn", "speed", "norm"), found.values())
-    controls = _controls(found, measures, "speed")
-    return described("extrapolation", series, {"conditioning": conditioning}, controls=controls)
+def _choosers(series: list[Series], start: str) -> list[Control]:
+    """Choosers of the model, and of the measures that every model has."""
+    model = chooser("model", "Model", series)
+    names = {}
+    for group, words in GROUP_NAMES.items():
+        names[f"turn_{group}"] = f"turn of {words}"
+    measure = chooser("measure", "Measure", series, names, start)
+    # `agreement` is missing where clean predictions hardly vary, and the chart of that model would be empty.
+    for side, _ in model.options:
+        known = {value for one in series if one.when["model"] == [side] for value in one.when["measure"]}
+        measure.options = [option for option in measure.options if option[0] in known]
+    return [model, measure]

@@ -61,8 +61,24 @@ def bullet_list(items: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(str(item))}</li>" for item in items) + "</ul>"
 
 
-def command(text: str) -> str:
-    return f"<code>{escape(text)}</code>"
+def folded(summary: str, lines: list[str]) -> str:
+    """A list that opens on a click; nothing where it is empty."""
+    if not lines:
+        return ""
+    return f"<details><summary>{escape(summary)}</summary>{bullet_list(lines)}</details>"
+
+
+def pictures(shown: Iterable[tuple[str, Sequence[str], str]]) -> str:
+    """Small pictures: the name of the image, the PNGs in base64 that stand below each other, the words below them."""
+    figures = ""
+    for name, pngs, words in shown:
+        kind = ""  # the picture itself, then maps of a pixel for each patch
+        figures += "<figure>"
+        for png in pngs:
+            figures += f'<img{kind} src="data:image/png;base64,{escape(png)}" alt="{escape(name)}">'
+            kind = ' class="map"'
+        figures += f"<figcaption>{escape(words)}</figcaption></figure>"
+    return f'<div class="pictures-row">{figures}</div>'
 
 
 def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from raptor.report.charts import Chart, Section, rounded
-from raptor.report.markup import command, paragraph, safe_json
+from raptor.report.markup import paragraph, safe_json
 from raptor.report.results import Results
 from raptor.report.sections import SECTIONS
 
@@ -103,7 +103,7 @@ def _section(section: Section) -> str:
             parts += map(str, body)
     if section.hint:
         reason = escape(section.hint_reason or "Not measured in this run.")
-        parts.append(f'<p class="hint">{reason} Add it with {command(section.hint)}</p>')
+        parts.append(f'<p class="hint">{reason} Add it with <code>{escape(section.hint)}</code></p>')
     elif section.hint_reason:
         parts.append(paragraph(section.hint_reason, "caption"))
     return f"{''.join(parts)}</section>"

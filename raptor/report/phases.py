@@ -12,7 +12,7 @@ import numpy as np
 from raptor.phases.cut import Phases
 from raptor.phases.evidence import CutEvidence
 from raptor.phases.study import ModelPhases, PhasesFile
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, described, number
+from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, chooser, described, number
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
 from raptor.report.style import data_title, save_figure
@@ -51,15 +51,15 @@ def phases(results: Results) -> Section:
     remarks = []
     rows = []
     costs: list[str] = []
-    for name, entry in zip(_names(entries), entries):
+    for entry in entries:
         said = "; ".join(filter(None, (entry.suggestion, entry.twin, entry.few_images)))
         remarks.append(f"{entry.whose}: {said}.")
         for k, found in entry.phases.items():
             cut = entry.evidence.get(k)
             if cut is not None and cut.cost is not None:
-                costs.append(f"{name}, {found}: {_cost(entry, found, cut)}.")
+                costs.append(f"{entry.whose}, {found}: {_cost(entry, found, cut)}.")
             elif cut is not None:
-                rows.append((name, str(found), *_evidence(found, cut)))
+                rows.append((entry.whose, str(found), *_evidence(found, cut)))
     section.body.append(bullet_list(remarks))
     lengths = results.phase_lengths
     for chart in (similarity(entries, lengths), replacement(entries), gains(entries), outliers(entries, lengths)):
@@ -77,21 +77,19 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
     panels: list[list[Chart | None]] = []
     heights: list[float] = []
     for start in range(0, len(entries), _MAX_COLUMNS):
-        maps: list[Chart | None] = []
-        costs: list[Chart | None] = []
-        below: list[Chart | None] = []
+        rows: list[list[Chart | None]] = [[], [], []]
         for entry in entries[start : start + _MAX_COLUMNS]:
             heat_map = similarity([entry], None).only(tokens=entry.tokens)
             heat_map.title = f"{entry.whose.replace('timm/', '')}\n{data_title(entry.data, entry.split)}"
-            maps.append(heat_map)
-            costs.append(replacement([entry]).only(part="block") if entry.replacement else None)
+            costs = replacement([entry]).only(part="block")
             curve = gains([entry])
             curve.title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"
             for series in curve.series:
                 if series.side != "null":
                     series.name = "measured"  # one entry of the legend for all models
-            below.append(curve)
-        for row, height in ((maps, 4.1), (costs, 4.1), (below, 2.1)):
+            for row, chart in zip(rows, (heat_map, costs, curve)):
+                row.append(chart if chart.series else None)
+        for row, height in zip(rows, (4.1, 4.1, 2.1)):
             if any(row):  # replacements are measured only for a cut by function
                 panels.append(row)
                 heights.append(height)
@@ -99,83 +97,46 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
 
 
 def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) -> Chart:
-    """Every matrix of every model. lengths: the phases of the run, which the page starts at."""
-    names = _names(entries)
+    """Every matrix of every model, each with all its cuts. lengths: the phases of the run, where the page starts."""
     first = entries[0]
     start = list(first.chosen or [])
     # The phases of a run fit a model of its depth only.
     if lengths and sum(lengths) == first.model.num_layers:
         start = list(lengths)
-    own: list[int] = []
-    chosen = str(len(start))
-    if start not in [list(cut.lengths) for cut in first.phases.values()]:
-        own = start
-        chosen = _OWN
+    is_own = bool(start) and start not in [list(cut.lengths) for cut in first.phases.values()]
     maps: list[Series] = []
-    for name, entry in zip(names, entries):
-        maps += _maps(name, entry, own)
-    chart = described(
-        "similarity",
-        maps,
-        {"images": f"{number(first.num_images)} images of {first.data} at {first.image_size} px"},
-        alt=f"Cut into phases {' | '.join(map(str, start))}",
-        controls=_map_controls(maps, first.tokens, chosen),
-    )
-    if len(entries) == 1:
-        chart.title += f": states of {names[0]}"
-    return chart
-
-
-def _maps(name: str, entry: ModelPhases, own: Sequence[int]) -> list[Series]:
-    """The matrices of one model, each with all cuts."""
-    cuts: dict[int | str, Sequence[int]] = {}
-    intervals: dict[Any, list[tuple[int, int]]] = {}
-    for k, found in entry.phases.items():
-        cuts[k] = found.lengths
-        if k in entry.evidence:
-            intervals[k] = entry.evidence[k].boundaries
-    if own and sum(own) == entry.model.num_layers:
-        cuts[_OWN] = own
-    series = Series(name, cuts=cuts, intervals=intervals, unit="cosine of the same token at two layers")
-    maps = []
-    for group, matrix in entry.similarity.items():
-        maps.append(replace(series, z=matrix, when={"model": [name], "tokens": [group]}))
-    if entry.cka is not None:
-        maps.append(replace(series, z=entry.cka, unit="linear CKA", when={"model": [name], "tokens": ["cka"]}))
-    return maps
-
-
-def _map_controls(maps: list[Series], tokens: str, start: str) -> list[Control]:
-    """Choosers of the model, of the tokens and of k, as far as there is a choice."""
-    models: dict[str, str] = {}
-    groups: dict[str, str] = {}
     counts: dict[int | str, int] = {}
-    for series in maps:
-        (group,) = series.when["tokens"]
-        models[series.name] = series.name
-        groups[group] = _GROUP_NAMES.get(group, group)
-        for key, lengths in series.cuts.items():
-            counts[key] = len(lengths)
-    controls = []
-    if len(models) > 1:
-        controls.append(Control("model", "Model", list(models.items()), maps[0].name))
-    controls.append(Control("tokens", "Tokens", list(groups.items()), tokens))
+    for name, entry in zip(_names(entries), entries):
+        cuts: dict[int | str, Sequence[int]] = {k: found.lengths for k, found in entry.phases.items()}
+        if is_own and sum(start) == entry.model.num_layers:
+            cuts[_OWN] = start
+        for key, cut in cuts.items():
+            counts[key] = len(cut)
+        intervals: dict[Any, list[tuple[int, int]]] = {k: cut.boundaries for k, cut in entry.evidence.items()}
+        series = Series(name, cuts=cuts, intervals=intervals, unit="cosine of the same token at two layers")
+        for group, matrix in entry.similarity.items():
+            maps.append(replace(series, z=matrix, when={"model": [name], "tokens": [group]}))
+        if entry.cka is not None:
+            maps.append(replace(series, z=entry.cka, unit="linear CKA", when={"model": [name], "tokens": ["cka"]}))
     options = []
     for key in sorted(counts, key=lambda key: (counts[key], key == _OWN)):  # the run's own after those that were found
         label = "1 phase" if counts[key] == 1 else f"{counts[key]} phases"
         if key == _OWN:
             label += " of the run"
         options.append((str(key), label))
+    controls = [chooser("model", "Model", maps), chooser("tokens", "Tokens", maps, _GROUP_NAMES, first.tokens)]
     if options:
-        controls.append(Control("k", "Phases k", options, start, slider=True))
-    return controls
+        controls.append(Control("k", "Phases k", options, _OWN if is_own else str(len(start)), slider=True))
+    say = {"images": f"{number(first.num_images)} images of {first.data} at {first.image_size} px"}
+    chart = described("similarity", maps, say, alt=f"Cut into phases {' | '.join(map(str, start))}", controls=controls)
+    if len(entries) == 1:
+        chart.title += f": states of {first.whose}"
+    return chart
 
 
 def replacement(entries: Sequence[ModelPhases]) -> Chart:
     """The cost of every replacement, of blocks and of their parts, with the cuts that were made by it."""
     maps: list[Series] = []
-    parts: dict[str, str] = {}
-    models: dict[str, str] = {}
     num_images = 0
     for name, entry in zip(_names(entries), entries):
         cuts = {k: found.lengths for k, found in entry.phases.items()}
@@ -186,14 +147,8 @@ def replacement(entries: Sequence[ModelPhases]) -> Chart:
             cost[~np.isfinite(cost)] = np.nan  # the diagonal, where nothing is replaced
             when = {"model": [name], "part": [part]}
             maps.append(Series(name, z=cost, cuts=cuts, unit=_COSTS[found.measure], when=when))
-            parts[part] = _PART_NAMES[part]
-            models[name] = name
             num_images = found.num_images
-    controls = []
-    if len(models) > 1:
-        controls.append(Control("model", "Model", list(models.items()), maps[0].name))
-    if len(parts) > 1:
-        controls.append(Control("part", "Replaced", list(parts.items()), "block"))
+    controls = [chooser("model", "Model", maps), chooser("part", "Replaced", maps, _PART_NAMES)]
     if maps and maps[0].cuts:
         options = [(str(k), f"{k} phases") for k in sorted(maps[0].cuts)]
         controls.append(Control("k", "Phases k", options, options[-1][0], slider=True))
@@ -204,33 +159,28 @@ def gains(entries: Sequence[ModelPhases]) -> Chart:
     """The gain of each further cut, of the models and, for the first, of matrices without phases."""
     first = entries[0]
     series: list[Series] = []
+    # The first cut makes two phases.
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
         if entry.gains:
-            series.append(Series(name, y=entry.gains, colour=f"palette-{i}"))
+            series.append(Series(name, 2, entry.gains, colour=f"palette-{i}"))
     for name, values in first.null_gains.items():
-        series.append(Series(_NULL_NAMES.get(name, name), y=values, colour=f"null-{name}", side="null"))
-    for curve in series:
-        curve.x = list(range(2, len(curve.y) + 2))  # the first cut makes two phases
-    mark = None
-    if not first.structure:
-        mark = first.chosen_k
-    return described("gains", series, mark=mark)
+        series.append(Series(_NULL_NAMES.get(name, name), 2, values, colour=f"null-{name}", side="null"))
+    return described("gains", series, mark=None if first.structure else first.chosen_k)
 
 
 def outliers(entries: Sequence[ModelPhases], lengths: list[int] | None) -> Chart:
     """The share of the squared norm in the largest coordinates and tokens, layer by layer."""
     series: list[Series] = []
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
+        of_model = ""
+        if len(entries) > 1:
+            of_model = f"{name}: "
+            lengths = None  # each model has its own phases
         shares = entry.outliers
-        layers = list(range(1, len(shares.tokens) + 1))
-        coordinates = Series("top 1 % of coordinates", layers, shares.coordinates, colour=f"palette-{2 * i}")
-        tokens = Series("top 1 % of tokens", layers, shares.tokens, colour=f"palette-{2 * i + 1}", side="surrogate")
-        for curve in (coordinates, tokens):
-            if len(entries) > 1:
-                curve.name = f"{name}: {curve.name}"
-            series.append(curve)
-    if len(entries) > 1:
-        lengths = None  # each model has its own phases
+        series += [
+            Series(f"{of_model}top 1 % of coordinates", 1, shares.coordinates, colour=f"palette-{2 * i}"),
+            Series(f"{of_model}top 1 % of tokens", 1, shares.tokens, colour=f"palette-{2 * i + 1}", side="surrogate"),
+        ]
     return described("outliers", series, phases=lengths)
 
 
@@ -258,6 +208,16 @@ def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
     if cut.shuffled_upper is not None:
         shuffled += f" ({number(cut.shuffled_upper)})"
     return "; ".join(edges) or "–", contrast, shuffled, number(cut.smooth), number(cut.twin)
+
+
+def _cost(entry: ModelPhases, found: Phases, cut: CutEvidence) -> str:
+    """What a cut by function costs, beside other partitions."""
+    unit = "nats of KL" if entry.replacement["block"].measure == "kl" else "relative error of the last state"
+    blocks = ", ".join(map(str, found.representatives))
+    return (
+        f"replacing each phase by its representative (blocks {blocks}) costs {number(cut.cost)} {unit} in all; "
+        f"the mean over partitions into {found.k} is {number(cut.random_cost)}"
+    )
 
 
 # What the command gives back ------------------------------------------------------------------------------------------
@@ -314,9 +274,9 @@ def _cut_lines(entry: ModelPhases, k: int, found: Phases) -> list[str]:
     """A cut with its mean similarities, its boundaries and its contrast, as lines of a terminal."""
     within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
     lines = [f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}"]
-    if k not in entry.evidence:
+    cut = entry.evidence.get(k)
+    if cut is None:
         return lines
-    cut = entry.evidence[k]
     edges, contrast, shuffled, smooth, twin = _evidence(found, cut)
     lines.append(f"        boundaries [95 %], share of resamples: {edges}")
     if cut.cost is None:
@@ -324,16 +284,6 @@ def _cut_lines(entry: ModelPhases, k: int, found: Phases) -> list[str]:
     else:
         lines.append(f"        {_cost(entry, found, cut)}")
     return lines
-
-
-def _cost(entry: ModelPhases, found: Phases, cut: CutEvidence) -> str:
-    """What a cut by function costs, beside other partitions."""
-    unit = "nats of KL" if entry.replacement["block"].measure == "kl" else "relative error of the last state"
-    blocks = ", ".join(map(str, found.representatives))
-    return (
-        f"replacing each phase by its representative (blocks {blocks}) costs {number(cut.cost)} {unit} in all; "
-        f"the mean over partitions into {found.k} is {number(cut.random_cost)}"
-    )
 
 
 def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:

@@ -7,9 +7,8 @@ from html import escape
 
 import yaml
 
-from raptor.report.basins import basins
 from raptor.report.charts import Axis, Chart, Section, Series, described, finite_values, number
-from raptor.report.dynamics import dynamics
+from raptor.report.dynamics import basins, dynamics
 from raptor.report.fidelity import fidelity
 from raptor.report.interventions import interventions
 from raptor.report.markup import paragraph, table

@@ -57,7 +57,7 @@ class DistillSummary(ResultFile):
 
     def judged(self, folder: Path, batch_size: int, start: str | None) -> Self:
         """With the verdict on the validation curves."""
-        fall = loss_fall(last_losses(folder / "metrics.jsonl", self.num_steps))
+        fall = loss_fall(last_losses(folder, self.num_steps))
         training = Training(self.num_steps, batch_size, self.train_images, start, fall)
         curves = dataclasses.replace(Curves.from_dict(self.validation.curves), num_images=self.validation.num_images)
         # Without null models, which take passes of their own: they are the certificate's.

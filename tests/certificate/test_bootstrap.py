@@ -8,7 +8,6 @@ from scipy import stats
 from raptor.certificate.bootstrap import (
     interval,
     jackknife_interval,
-    quantile_intervals,
     resampled_means,
     statistic_interval,
 )
@@ -21,16 +20,6 @@ def test_resampled_means_have_the_standard_error() -> None:
     np.testing.assert_allclose(means.std(0), values.std(0) / 20, rtol=0.06)
     ends = statistic_interval([values], lambda v: v, 2000, seed=1)
     np.testing.assert_allclose(ends[1] - ends[0], 2 * 1.96 * values.std(0) / 20, rtol=0.08)
-
-
-def test_quantile_intervals_are_the_bootstraps() -> None:
-    values = np.random.default_rng(0).exponential(size=(301, 2))
-    quantiles, ends = quantile_intervals(values, (0.25, 0.5), 4000, seed=1)
-    np.testing.assert_allclose(quantiles, np.quantile(values, (0.25, 0.5), axis=0, method="inverted_cdf"))
-    rng = np.random.default_rng(2)
-    drawn = values[rng.integers(301, size=(4000, 301))]
-    brute = np.quantile(np.quantile(drawn, (0.25, 0.5), axis=1, method="inverted_cdf"), (0.025, 0.975), axis=1)
-    np.testing.assert_allclose(ends, brute.swapaxes(0, 1), atol=0.03)
 
 
 def test_an_interval_holds_the_middle_95_per_cent() -> None:
@@ -49,22 +38,12 @@ def test_resamples_are_drawn_in_chunks_of_one_stream() -> None:
     rng = np.random.default_rng(5)
     drawn = np.concatenate([rng.integers(7, size=(num, 7)) for num in (100, 100, 50)])
     np.testing.assert_allclose(resampled_means(values, 250, seed=5), values[drawn].mean(1), rtol=1e-12)
-    # Of 7 images the median is the 4th: its rank is resampled, and read off the sorted values.
-    quantiles, ends = quantile_intervals(values, (0.5,), 250, seed=5)
-    ordered = np.sort(values, axis=0)
-    ranks = np.sort(drawn, axis=1)[:, 3]
-    places = np.quantile(ranks, (0.025, 0.975), method="nearest")
-    np.testing.assert_array_equal(quantiles[0], ordered[3])
-    np.testing.assert_array_equal(ends[0], ordered[places])
 
 
 def test_a_single_image_has_no_interval() -> None:
     """Its resamples are all the same: an interval of width 0 would say that other images are like it."""
     one = np.array([[3.0, 4.0]])
     assert np.isnan(statistic_interval([one], lambda v: v, 50)).all()
-    quantiles, ends = quantile_intervals(one, (0.25, 0.5), 50)
-    np.testing.assert_array_equal(quantiles, [[3, 4], [3, 4]])
-    assert np.isnan(ends).all()
 
 
 def test_the_jackknife_of_a_mean_is_its_t_interval() -> None:

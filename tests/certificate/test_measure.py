@@ -45,8 +45,7 @@ def test_a_model_certifies_itself(teacher: ViT) -> None:
     certificate = certify(teacher, teacher, image_batches(1), null_models=False, bootstrap=50)
     assert certificate.eps["absolute"]["all"].value == 0
     assert np.allclose(certificate.curves.r2["cls"], 1)
-    ratio = certificate.run_time_ratio
-    assert certificate.nulls == {} and ratio is not None and 0 < ratio < np.inf
+    assert certificate.nulls == {}
 
 
 def test_predictions(teacher: ViT, surrogate: ViT, certificate: Certificate) -> None:

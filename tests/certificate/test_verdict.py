@@ -13,8 +13,9 @@ from tiny_certified import PHASES, image_batches, tiny_vit
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.measure import certify
 from raptor.certificate.verdict import Training, judge, loss_fall, read_training
-from raptor.report.fidelity import figure_certificate
-from raptor.report.paper import draw
+from raptor.files import RunError
+from raptor.report.fidelity import certificate_charts
+from raptor.report.figures import drawn
 from raptor.surrogate.surrogate import make_surrogate
 
 
@@ -37,8 +38,7 @@ def test_an_untrained_surrogate_is_no_better_than_the_data_mean_and_says_so(tmp_
     group = verdict.groups["all"]
     assert group.no_better_than_mean and "mean" in group.worse and group.r2_last.lower is not None
     assert group.r2_last.lower <= group.r2_last.value <= group.r2_last.upper
-    assert verdict.lines()[1].count("the mean of the training images") == 1
-    assert "no better than the mean of the training images" in verdict.lines()[1]
+    assert verdict.lines()[1].count("no better than the mean of the images") == 1
     found.write(tmp_path)
     saved = json.loads((tmp_path / "certificate.json").read_text())
     assert list(saved)[:4] == ["subject", "lines", "definition", "verdict"]
@@ -50,12 +50,12 @@ def test_a_perfect_surrogate_beats_every_null_model() -> None:
     found = certify(tiny_vit(), tiny_vit(), image_batches(0), bootstrap=200)
     group = found.judged.groups["patches"]
     assert set(group.better) == {"identity", "mean", "tied", "linear"} and not group.worse and not group.alike
-    assert "ahead of every null model at every layer" in found.judged.lines()[-1]
+    assert "better than all 4 null models" in found.judged.lines()[-1]
+    assert found.judged.lines()[-1].endswith("smaller mean error than every null model at 5 of 5 layers")
     assert judge(found.curves, {}).groups["all"].no_better_than_mean is False
     near = replace(group, alike=["mean"], better=["identity"], no_better_than_mean=True)
     words = replace(found.judged, groups={"patches": near}).lines()[-1]
-    assert "no better than the mean of the training images" in words and "ahead of" not in words
-    assert words.endswith("smaller mean error than every null model at every layer")
+    assert "no better than the mean of the images; better than the input repeated" in words
 
 
 @pytest.mark.filterwarnings("error")
@@ -65,13 +65,13 @@ def test_one_image_decides_nothing() -> None:
         assert not group.better and not group.worse and not group.alike and group.r2_last.lower is None
     assert not found.judged.groups["patches"].no_better_than_mean
     assert Certificate.from_dict(found.to_dict()).judged.lines() == found.judged.lines()
-    assert not any("ahead" in line for line in found.judged.lines())
+    assert not any("null model" in line for line in found.judged.lines())
 
 
 def test_the_r2_axis_is_clipped_with_a_note() -> None:
     found = certify(tiny_vit(), tiny_vit(), image_batches(0), bootstrap=0)
     found.curves.r2["cls"][0] = -470.0
-    axes = draw(figure_certificate(found)).axes[0]
+    axes = drawn("certificate", certificate_charts(found), "").axes[0]
     assert axes.get_ylim()[0] > -1.2 and [text.get_text() for text in axes.texts] == ["off the axis: cls to -470"]
     found.notes.append("head: the head of scenes itself")
     assert found.head == "the head of scenes itself"
@@ -90,6 +90,9 @@ def test_the_rules_of_undertraining() -> None:
 
 def test_training_is_read_from_a_run_folder(tmp_path: Path) -> None:
     assert read_training(tmp_path) is None
-    (tmp_path / "summary.json").write_text(json.dumps({"num_steps": {"stage1": 3}, "train_images": 20}))
-    (tmp_path / "config.yaml").write_text("recipe: {batch_size: 8}\nstart: null\n")
-    assert read_training(tmp_path) == Training({"stage1": 3}, 8, 20)
+    training = Training({"stage1": 3}, 8, 20)
+    (tmp_path / "summary.json").write_text(json.dumps({"verdict": {"training": training.to_dict()}}))
+    assert read_training(tmp_path) == training
+    (tmp_path / "summary.json").write_text(json.dumps({"verdict": {"training": {"num_steps": 3}}}))
+    with pytest.raises(RunError, match="damaged summary"):
+        read_training(tmp_path)

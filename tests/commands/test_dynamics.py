@@ -24,7 +24,9 @@ from raptor.dynamics.jacobian import measure_jacobians
 from raptor.dynamics.measure import DynamicsFile
 from raptor.recipes import load_recipe
 from raptor.report import figures
+from raptor.report.dynamics import dynamics_charts
 from raptor.report.figures import FIGURES
+from raptor.report.interventions import intervention_charts
 from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
@@ -74,14 +76,17 @@ def test_run_folder_gives_both_sides(run: Path) -> None:
 
 
 def test_every_panel_is_drawn(run: Path) -> None:
-    names = {name for name in FIGURES if not name.startswith("tangents")}
+    names = {name for name in FIGURES if name.split("-")[0] in ("dynamics", "interventions")}
     assert {p.stem for p in (run / "figures").glob("*.svg")} == names
 
 
 def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path, tmp_path: Path, monkeypatch) -> None:
     speed = "dynamics-speed"
     monkeypatch.setattr(figures, "FIGURES", {speed: FIGURES[speed]})
-    assert figures.save_figures(DynamicsFile.read(run), None, tmp_path) == [speed]
+    measured = DynamicsFile.read(run)
+    names = ", ".join(side.model.name for side in measured.sides().values())
+    source = f"{names}; {measured.images}"
+    assert figures.save_figures(dynamics_charts(measured), tmp_path, source) == [speed]
     files = [tmp_path / f"{speed}.png", tmp_path / f"{speed}.svg"]
     assert all(file.stat().st_size > 1000 for file in files)
     assert files[1].read_bytes() == (run / "figures" / files[1].name).read_bytes()
@@ -90,15 +95,16 @@ def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path,
 def test_figures_that_a_new_result_lacks_are_removed(run: Path, tmp_path: Path, monkeypatch) -> None:
     blank_figures(monkeypatch)
     found, changed = DynamicsFile.read(run), InterventionsFile.read(run)
-    names = figures.save_figures(found, changed, tmp_path)
+    names = figures.save_figures(dynamics_charts(found) + intervention_charts(changed), tmp_path, "")
     assert {"dynamics-basins", "interventions-extrapolation"} <= {*names}
     (tmp_path / "certificate.png").write_text("of another command")
     teacher = replace(found.teacher, basins=None)
-    again = figures.save_figures(replace(found, teacher=teacher), replace(changed, surrogate=None), tmp_path)
+    less = dynamics_charts(replace(found, teacher=teacher)) + intervention_charts(replace(changed, surrogate=None))
+    again = figures.save_figures(less, tmp_path, "")
     assert "dynamics-basins" not in again and "interventions-extrapolation" not in again
     kept = {f"{name}.{kind}" for name in again for kind in ("png", "svg")}
     assert {file.name for file in tmp_path.iterdir()} == {*kept, "certificate.png"}
-    figures.save_figures(found, None, tmp_path)  # interventions.json stays, and so do its figures
+    figures.save_figures(dynamics_charts(found), tmp_path, "")  # interventions.json stays, and so do its figures
     assert (tmp_path / "interventions-swaps.png").exists() and (tmp_path / "dynamics-basins.png").exists()
 
 

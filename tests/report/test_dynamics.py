@@ -7,7 +7,7 @@ from html import unescape
 
 import numpy as np
 
-from raptor.report.dynamics import dynamics
+from raptor.report.dynamics import basins, dynamics
 from raptor.report.results import Results
 
 
@@ -73,3 +73,20 @@ def test_a_surrogate_is_missed_only_where_there_is_one(committed: Results) -> No
     without = replace(committed, dynamics=replace(committed.dynamics, surrogate=None))
     assert "the surrogate" in dynamics(without).hint_reason
     assert dynamics(replace(without, summary=None)).hint == ""
+
+
+def test_paths_and_curves_of_basins_are_the_saved_ones(committed: Results) -> None:
+    assert committed.dynamics is not None
+    found = {side: m.basins for side, m in committed.dynamics.sides().items() if m.basins is not None}
+    charts = {chart.id: chart for chart in basins(committed).charts}
+    first = next(iter(found.values()))
+    drawn = [s for s in charts["basin-paths"].series if s.when == {"tokens": ["cls"], "model": ["teacher"]}]
+    assert len(drawn) == len(first.classes)
+    for series, path in zip(drawn, first.groups["cls"].class_paths):
+        np.testing.assert_array_equal(np.stack([series.x, series.y, series.z], 1), path)
+    for series in charts["basins-accuracy"].series:
+        group = series.when["tokens"][0]
+        np.testing.assert_allclose(series.y, 100 * found[series.side].groups[group].accuracy)
+    assert charts["basins-accuracy"].level == 100 * first.chance
+    without = basins(Results(committed.folder))
+    assert without.charts == [] and without.hint.startswith("raptor dynamics")

@@ -13,11 +13,10 @@ import numpy as np
 from PIL import Image
 
 from raptor.certificate.autonomy import Autonomy, Price
-from raptor.certificate.certificate import Certificate, Eps
+from raptor.certificate.certificate import Certificate
 from raptor.certificate.verdict import Estimate
-from raptor.report.charts import number
-from raptor.report.fidelity import fidelity, figure_certificate, figure_rates, figure_stitching
-from raptor.report.paper import draw
+from raptor.report.fidelity import certificate_charts, fidelity, rate_charts
+from raptor.report.figures import drawn, on_paper
 from raptor.report.results import Results, read_results
 from raptor.vit.pair import OTHER_TEACHER
 
@@ -37,7 +36,7 @@ def test_the_certificate_gives_curves_null_models_and_costs(full_run: Path) -> N
     (cls,) = (s for s in series if s.colour == "cls")
     np.testing.assert_array_equal(cls.y, certificate.curves.r2["cls"])
     teacher, surrogate = (certificate.costs[side].block_parameters / 1e6 for side in ("teacher", "surrogate"))
-    row = f"block parameters (M)</th><td>{number(teacher)}</td><td>{number(surrogate)}</td>"
+    row = f"block parameters (M)</th><td>{teacher:.3f}</td><td>{surrogate:.3f}</td>"
     assert row in section.html and not section.hint
     size = f"{certificate.image_size} px"
     assert f"measured on 24 held-out images of scenes at {size}, against scenes" in section.html
@@ -59,7 +58,7 @@ def test_without_a_surrogate_there_is_a_hint(committed: Results) -> None:
 
 def test_the_curves_of_the_certificate_are_drawn(full_run: Path, tmp_path: Path) -> None:
     certificate = Certificate.read(full_run)
-    figure = draw(figure_certificate(certificate))
+    figure = drawn("certificate", certificate_charts(certificate), certificate.source())
     axes = figure.axes[0]
     lines = {line.get_label(): line for line in axes.get_lines()}
     np.testing.assert_allclose(lines["cls"].get_ydata(), certificate.curves.r2["cls"])
@@ -67,18 +66,6 @@ def test_the_curves_of_the_certificate_are_drawn(full_run: Path, tmp_path: Path)
     assert [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 2] == [3.5, 6.5]
     figure.savefig(tmp_path / "certificate.png")
     assert (tmp_path / "certificate.png").stat().st_size > 10_000
-
-
-def test_the_title_gives_the_error_of_all_tokens_and_of_groups_where_it_is_larger(full_run: Path) -> None:
-    certificate = Certificate.read(full_run)
-    relative = {"all": Eps(0.5731, 12), "cls": Eps(0.7304, 12), "registers": Eps(None, 1), "patches": Eps(0.5734, 12)}
-    certificate.eps["relative"] = relative
-    title = figure_certificate(certificate).title
-    assert "\nrelative error at most 0.573 over all tokens (cls 0.730) at every layer" in title
-    relative["cls"] = Eps(0.2, 12)
-    assert figure_certificate(certificate).title.split("\n")[1].endswith("at most 0.573 at every layer")
-    relative["all"] = Eps(None, 12)
-    assert "relative error" not in figure_certificate(certificate).title
 
 
 def test_another_teacher_is_named_with_the_images(committed: Results) -> None:
@@ -98,7 +85,7 @@ def test_the_section_goes_from_the_verdict_to_the_tables(full_run: Path, full_pa
         "Where the error is made",
         "Rate and distortion",
         "Other images",
-        "Cost",
+        "Scores and costs",
     ]
     assert all(chart.caption for chart in section.charts)
     certificate = read_results(full_run).certificate
@@ -125,13 +112,15 @@ def test_stitching_and_rates_are_drawn_from_their_files(full_run: Path, tmp_path
     assert teacher.y == [points["teacher", name].largest for name in teacher.text]
     assert surrogate.x == [points["surrogate", name].bits / 1e6 for name in surrogate.text]
     assert {"rate-last", "rate-agreement"} <= charts.keys()
-    for place, figure in enumerate((figure_stitching(certificate), figure_rates(complexity))):
-        assert figure is not None
-        drawn = draw(figure)
-        drawn.savefig(tmp_path / f"{place}.png")
-        assert len(drawn.axes) == len(figure.panels[0])
-    assert figure_stitching(replace(certificate, stitching=None)) is None
-    assert figure_rates(replace(complexity, rates=None)) is None
+    for name, found, num in (
+        ("stitching", certificate_charts(certificate), 2),
+        ("rate-distortion", rate_charts(complexity), 3),
+    ):
+        figure = drawn(name, found, "")
+        figure.savefig(tmp_path / f"{name}.png")
+        assert len(figure.axes) == num
+    assert on_paper("stitching", certificate_charts(replace(certificate, stitching=None))) is None
+    assert rate_charts(replace(complexity, rates=None)) == []
 
 
 def test_the_price_of_non_autonomy_is_a_number(full_run: Path) -> None:
@@ -142,7 +131,7 @@ def test_the_price_of_non_autonomy_is_a_number(full_run: Path) -> None:
     priced = replace(certificate, autonomy=Autonomy("runs/plain", prices))
     html = fidelity(replace(results, certificate=priced)).html
     assert "autonomous (runs/plain; how it was trained is not known)" in html
-    assert "<td>0.9</td><td>0.7</td><td>0.200 [0.100, 0.300]</td>" in html
+    assert "<td>0.900</td><td>0.700</td><td>0.200 [0.100, 0.300]</td>" in html
     assert "each depth has a learned row of scales and shifts, 1,024 parameters" in html
 
 
@@ -160,10 +149,18 @@ def test_each_null_model_is_named_once_for_all_token_groups(committed: Results) 
     groups = certificate.judged.groups
     (compared,) = [table for table in re.findall(r"<table.*?</table>", html) if "null models, last layer" in table]
     _, *rows = re.findall(r"<tr>(.*?)</tr>", compared)
-    words = {"alike": "no different from", "worse": "worse than"}
     for row, group in zip(rows, groups.values(), strict=True):
-        assert f"<td>{group.r2_last}</td>" in row
-        if not group.alike and not group.worse:
-            assert f"<td>better than all {len(group.better)}</td>" in row
-        for kind, word in words.items():
-            assert (word in row) == bool(getattr(group, kind))
+        assert f"<td>{group.r2_last}</td>" in row and f"<td>{group.compared()}</td>" in row
+
+
+def test_every_share_has_its_floor(full_run: Path) -> None:
+    results = read_results(full_run)
+    certificate = results.certificate
+    assert certificate is not None and set(certificate.floors) == {"accuracy", "agreement"}
+    html = fidelity(results).html
+    rows = dict(re.findall(r"<th[^>]*>([^<]*?)</th>(<td>.*?)</tr>", html))
+    kept = next(cells for name, cells in rows.items() if "accuracy kept" in name)
+    floor = certificate.floors["accuracy"] / certificate.predictions["teacher_accuracy"].value
+    assert kept.endswith(f"<td>{floor:.1%}</td>")
+    shifted = next(cells for name, cells in rows.items() if name == "noise:3")
+    assert shifted.endswith(f"<td>{certificate.shift[0].floor:.3f}</td>")

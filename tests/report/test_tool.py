@@ -11,21 +11,15 @@ from raptor.recurrence.correct import CorrectFile
 from raptor.recurrence.depth import DepthFile
 from raptor.recurrence.edit import EditFile
 from raptor.recurrence.watch import WatchFile
-from raptor.report.paper import draw
+from raptor.report.figures import drawn
 from raptor.report.results import Results
 from raptor.report.tool import (
-    correct_chart,
-    correct_figure,
-    depth_chart,
-    depth_figure,
+    correct_charts,
+    depth_charts,
     draw_watched_images,
-    edit_chart,
-    edit_figure,
-    scores_chart,
-    scores_figure,
+    edit_charts,
     tool,
-    watch_chart,
-    watch_figure,
+    watch_charts,
 )
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "results" / "recurrence"
@@ -44,7 +38,7 @@ def results() -> Results:
 
 def test_a_curve_for_each_rule_starts_at_full_depth(results: Results) -> None:
     assert results.depth is not None
-    chart = depth_chart(results.depth).only(model="teacher", cost="milliseconds")
+    chart = depth_charts(results.depth)[0].only(model="teacher", cost="milliseconds")
     assert [series.name for series in chart.series][-2:] == ["at random", "shorter for all"]
     full = results.depth.teacher[0]
     for series in chart.series:
@@ -63,32 +57,34 @@ def test_the_section_shows_what_was_measured(results: Results) -> None:
 
 def test_scores_are_those_of_the_file(results: Results) -> None:
     assert results.watch is not None
-    chart = scores_chart(results.watch)
-    assert chart is not None and chart.series[0].name == "watcher"
+    profiles, chart = watch_charts(results.watch)
+    assert chart.series[0].name == "watcher" and profiles.level == results.watch.threshold
     unusual = results.watch.sets[1:]
     assert chart.series[0].y == [one.scores["surrogate"].auroc for one in unusual if one.scores]
     assert f"{unusual[0].scores['norm'].auroc:.3f} (" in tool(results).html
-    assert scores_chart(replace(results.watch, sets=results.watch.sets[:1])) is None
-    assert watch_chart(results.watch).level == results.watch.threshold
+    assert len(watch_charts(replace(results.watch, sets=results.watch.sets[:1]))) == 1
 
 
 def test_edits_and_corrections_are_in_percent_of_all_images(results: Results) -> None:
     assert results.edit is not None and results.correct is not None
-    flipped, stays = edit_chart(results.edit).only(model="surrogate").series[:2]
+    flipped, stays = edit_charts(results.edit)[0].only(model="surrogate").series[:2]
     for place, one in enumerate(results.edit.surrogate):
         assert flipped.y[place] == 100 * one.flipped
         assert stays.y[place] == pytest.approx(100 * one.flipped * (one.stays or 0))
     first = results.correct.sides["teacher"][0]
-    chart = correct_chart(results.correct).only(model="teacher", disturbance="noise 0.3")
+    chart = correct_charts(results.correct)[0].only(model="teacher", disturbance="noise 0.3")
     assert chart.series[0].y == [100 * share for share in first.agreement] and len(chart.series) == 3
 
 
 def test_figures_on_paper(results: Results) -> None:
     assert results.depth and results.watch and results.edit and results.correct
-    assert len(draw(depth_figure(results.depth)).axes) == 4
-    assert len(draw(watch_figure(results.watch)).axes) == 1
-    scores = scores_figure(results.watch)
-    assert scores is not None and len(draw(scores).axes) == 1
-    assert len(draw(edit_figure(results.edit)).axes) == 2
-    assert len(draw(correct_figure(results.correct)).axes) == 5 * 3
+    num_axes = {
+        "depth": (depth_charts(results.depth), 4),
+        "watch": (watch_charts(results.watch), 1),
+        "watch-scores": (watch_charts(results.watch), 1),
+        "edit": (edit_charts(results.edit), 2),
+        "correct": (correct_charts(results.correct), 5 * 3),
+    }
+    for name, (charts, num) in num_axes.items():
+        assert len(drawn(name, charts, "").axes) == num
     assert len(draw_watched_images(results.watch).axes) == 3 * len(results.watch.shown)
