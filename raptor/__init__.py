@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
     from raptor.vit.view import ViT
 
+__version__ = "0.2.0"
+
 __all__ = [
     "ChosenData",
     "ErrorCurves",
@@ -121,10 +123,6 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("raptor-vit")
     for module, names in _PLACES.items():
         if name in names:
             return getattr(import_module(module), name)

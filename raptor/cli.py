@@ -5,7 +5,6 @@ Only the module of the chosen command is imported, so `raptor --help` answers at
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import socket
@@ -14,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raptor.checks import OWN, in_type, in_words, members, shown, typed_value
+from raptor import __version__
+from raptor.checks import OWN, members, near_miss, shown, takes_several
 from raptor.config import COMMANDS, WORDS_FIRST, WORDS_SECOND, Config
 from raptor.files import read_yaml, slug
 from raptor.progress import started_processes
@@ -70,7 +69,7 @@ def _run(words: list[str]) -> int:
         print(overview(), flush=True)
         return 0
     if words[0] in ("-V", "--version"):
-        print(f"raptor {version('raptor-vit')}", flush=True)
+        print(f"raptor {__version__}", flush=True)
         return 0
     if words[0] == "completion":
         print(completion(words[1:]), flush=True)
@@ -81,10 +80,7 @@ def _run(words: list[str]) -> int:
 def config_of(name: str) -> type[Config]:
     """The config of a command."""
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        if close:
-            raise ValueError(f"unknown command {name!r}: did you mean {close[0]}?")
-        raise ValueError(f"unknown command {name!r}: choose from {', '.join(COMMANDS)}")
+        raise ValueError(f"unknown command {name!r}{near_miss(name, COMMANDS, ', '.join(COMMANDS))}")
     return COMMANDS[name][0]
 
 
@@ -141,8 +137,9 @@ def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
     for file in files:
         # A later file wins, and what is typed wins over all of them.
         given |= _read_config(Path(file).expanduser(), kind)
+    kinds = kind.kinds()
     for option, values in typed.items():
-        given[option] = typed_value(kind.kinds()[option], values)
+        given[option] = values if takes_several(kinds[option]) else values[0]
     first = kind.POSITIONAL[0]
     is_named = first in given
     if module is not None and not is_named:
@@ -164,12 +161,12 @@ def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
 
 
 def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str, list[str]]:
-    """The words of a command line by option; those that belong to no option are the command's first argument.
+    """The words of a command line by option; words that belong to no option are the command's first argument.
 
     `--num-images` is `--num_images`; a switch alone is true; `--data photos/ MODEL` is not taken apart.
     """
     # A mapping cannot be typed: weights of token groups are given in a recipe.
-    kinds = {option: of for option, of in kind.kinds().items() if dict not in members(of)[0]}
+    kinds = {option: of for option, of in kind.kinds().items() if dict not in members(of)}
     kinds["config"] = list[str]
     if kind.POSITIONAL[0] in _MODELS:
         kinds["module"] = str
@@ -182,42 +179,28 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
             free.append(word)
             continue
         flag, equals, value = word.partition("=")
-        option = _name_of(flag, kinds)
-        if option not in kinds:
+        option = flag.removeprefix("--").replace("-", "_")
+        if f"{option}_" in kinds:  # `for` is a keyword of Python, so the option is called `for_`
+            option += "_"
+        if option not in kinds or not flag.startswith("--"):
             raise ValueError(_unknown(name, flag, kinds))
         # Dropping the first value without a word would run something else than was typed.
         if option in found and option != "config":
             raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
+        is_switch = bool in members(kinds[option])
         # A word after a switch is the command's own where that is still missing: `--skip_bad MODEL`.
         is_missing = kind.POSITIONAL[0] in WORDS_FIRST and not free
-        values = [value] if equals else _take_values(kinds[option], rest, is_missing)
+        values = [value] if equals else []
+        while not equals and rest and not _is_option(rest[0]) and (not values or takes_several(kinds[option])):
+            if is_switch and is_missing and rest[0].lower() not in ("true", "false"):
+                break
+            values.append(rest.pop(0))
+        if is_switch and not values:
+            values = ["true"]
         if not values:
             raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
     return {**_by_place(name, kind, free, "module" in found), **found}
-
-
-def _name_of(flag: str, kinds: Mapping[str, Any]) -> str:
-    """The option that a flag names."""
-    if not flag.startswith("--"):
-        return flag
-    option = flag.removeprefix("--").replace("-", "_")
-    if f"{option}_" in kinds:  # `for` is a keyword of Python, so the option is called `for_`
-        return f"{option}_"
-    return option
-
-
-def _take_values(kind: Any, rest: list[str], first_is_missing: bool) -> list[str]:
-    """The values of an option, which are taken from the beginning of `rest`."""
-    takes = members(kind)[0]
-    values: list[str] = []
-    while rest and not _is_option(rest[0]) and (list in takes or not values):
-        if bool in takes and first_is_missing and rest[0].lower() not in ("true", "false"):
-            break
-        values.append(rest.pop(0))
-    if not values and bool in takes:
-        return ["true"]
-    return values
 
 
 def _by_place(name: str, kind: type[Config], free: list[str], has_module: bool) -> dict[str, list[str]]:
@@ -243,10 +226,8 @@ def _unknown(name: str, typed: str, kinds: Mapping[str, Any]) -> str:
     others = [other for other in COMMANDS if option in config_of(other).kinds()]
     if others:
         return f"unknown option {typed}: it is an option of {', '.join(others)}; see raptor {name} --help"
-    close = difflib.get_close_matches(option, [*kinds, "json", "help"], n=1)
-    if close:
-        return f"unknown option {typed}: did you mean --{close[0]}?"
-    return f"unknown option {typed}; see raptor {name} --help"
+    near = near_miss(option, (*kinds, "json", "help"), mark="--")
+    return f"unknown option {typed}" + (near or f"; see raptor {name} --help")
 
 
 def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
@@ -259,12 +240,8 @@ def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
         if option in _ONLY_TYPED:
             raise ValueError(f"{path} gives --{option}, which is not taken from a file: type it yourself")
         if option not in kind.kinds():
-            close = difflib.get_close_matches(option, kind.kinds(), n=1)
-            hint = f": did you mean --{close[0]}?" if close else ""
-            raise ValueError(f"{path}: unknown option --{option}{hint}")
-        if isinstance(value, dict):
-            raise ValueError(f"{path}: --{option} must be {in_words(kind.kinds()[option])}, got names with values")
-        found[option] = in_type(kind.kinds()[option], value)
+            raise ValueError(f"{path}: unknown option --{option}{near_miss(option, kind.kinds(), mark='--')}")
+        found[option] = value
     if not found:
         raise ValueError(f"--config: {path} is empty: write option: value on each line, or leave it out")
     return found

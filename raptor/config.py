@@ -5,29 +5,48 @@ of the home folder are expanded. torch is not imported here, so `--help` and err
 
 In Python a model may also be a module, an opened model or a result, and data a pair of opened images; such objects pass
 unchecked. The first classes hold options that several commands share; `title` is the heading of their options in
-`--help`, and `RARE` are those that only `--help-all` shows.
+`--help`, and `RARE` names those that only `--help-all` shows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
-from raptor.checks import Bounds, Exists, check, expand_home, in_type, takes_none
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from raptor.checks import (
+    check_out,
+    checked,
+    data_name,
+    existing_file,
+    existing_head,
+    expand_home,
+    model_name,
+    near_miss,
+    run_name,
+    shown,
+    target,
+    whole_number,
+)
 from raptor.recipes import load_recipe
 
-Number = Annotated[int, Bounds(1, 10**9)]
-NumberOrNone = Annotated[int, Bounds(0, 10**6)]
-Several = Annotated[int, Bounds(1, 1024)]
-Side = Annotated[int, Bounds(1, 4096)]
-Seed = Annotated[int, Bounds(0, 2**63 - 1)]
-Rate = Annotated[float, Bounds(0, above=True)]
-Share = Annotated[float, Bounds(0, 1, below=True)]
-Weight = Annotated[float, Bounds(0)]
-File = Annotated[str, Exists()]
+Whole = Annotated[int, BeforeValidator(whole_number)]
+Number = Annotated[Whole, Field(ge=1, le=10**9)]
+NumberOrNone = Annotated[Whole, Field(ge=0, le=10**6)]
+Batch = Annotated[Whole, Field(ge=1, le=10**6)]
+Several = Annotated[int, Field(ge=1, le=1024)]
+Side = Annotated[Whole, Field(ge=1, le=4096)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Severity = Annotated[int, Field(ge=0, le=5)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0)]
+Target = Annotated[str, AfterValidator(target)]
+File = Annotated[str, AfterValidator(existing_file)]
 
 # Good learning rates relative to AdamW's. Muon's best one was twice AdamW's on both models tried: the built-in teacher
 # (R2 .827 against .791 after 200 steps) and DINOv2-S (.643 against .579 after the same images).
@@ -37,10 +56,19 @@ RATES = {"adamw": 1.0, "muon": 2.0}
 if TYPE_CHECKING:
     Model: TypeAlias = Any
     Models: TypeAlias = Any
+    Run: TypeAlias = Any
     Data: TypeAlias = Any
+    Sets: TypeAlias = Any
     Lengths: TypeAlias = Any
+    Head: TypeAlias = Any
 else:
-    Model, Models, Data, Lengths = str, list[str], list[str], list[int]
+    Model = Annotated[str, AfterValidator(model_name)]
+    Models = list[Model]
+    Run = Annotated[str, AfterValidator(run_name)]
+    Data = list[Annotated[str, AfterValidator(data_name)]]
+    Sets = list[str]
+    Lengths = list[int]
+    Head = Annotated[str, AfterValidator(existing_head)]
 
 
 @dataclass(kw_only=True)
@@ -48,14 +76,21 @@ class Config:
     """What all configs do."""
 
     title: ClassVar[str] = "options"
-    RARE: ClassVar[tuple[str, ...]] = ()
+    RARE: ClassVar[str] = ""
     POSITIONAL: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in self.kinds().items():
-            value = expand_home(getattr(self, name))
-            setattr(self, name, value)
-            check(self, name, kind, value)
+        kinds = self.kinds()
+        for f in dataclasses.fields(self):
+            value = expand_home(getattr(self, f.name))
+            # A default is right, and may be of another type: the entries of a recipe are None until it is read.
+            if value is not f.default:
+                value = checked(shown(self, f.name), kinds[f.name], value)
+            setattr(self, f.name, value)
+        out = getattr(self, "out", None)
+        if isinstance(out, str):
+            for words in (getattr(self, "data", None), getattr(self, "val", None)):
+                check_out(out, words)
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:
@@ -75,8 +110,7 @@ class Config:
             raise TypeError(f"got two values for {', '.join(sorted(twice))}")
         for name in options:
             if name not in cls.kinds():
-                close = difflib.get_close_matches(name, cls.kinds(), n=1)
-                raise TypeError(f"unexpected argument {name!r}" + (f": did you mean {close[0]!r}?" if close else ""))
+                raise TypeError(f"unexpected argument {name!r}{near_miss(name, cls.kinds())}")
         return cls(**given, **options)
 
     def part(self, kind: type[Config]) -> dict[str, Any]:
@@ -98,22 +132,13 @@ class Opening(WeightFile):
     """How a model is opened. The options are the teacher's where the command also takes surrogates."""
 
     title = "model"
-    RARE: ClassVar[tuple[str, ...]] = (
-        "layer_scale",
-        "dtype",
-        "trust_hub",
-        "name",
-    )
+    RARE = "layer_scale trust_hub"
 
     # Code of a stranger runs only where somebody says so.
     trust_hub: bool = False
     """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
-    name: str | None = None
-    """what the model is called in titles and figures; by default the weight file's stem."""
     size: int | None = None
     """image size."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """type of the weights: fp32, bf16 or fp16; fp32 also widens stored halves."""
 
     def weights_name(self) -> str:
         """What tells this model from the published one of its name, for the default folder of its results."""
@@ -144,7 +169,7 @@ class OpeningModel(Opening):
 @dataclass(kw_only=True)
 class OfTeacher(Config):
     title = "model"
-    RARE: ClassVar[tuple[str, ...]] = ("allow_other_teacher",)
+    RARE = "allow_other_teacher"
 
     teacher: Model | None = None
     """the teacher of a surrogate, if its folder does not name it or the name fails to open."""
@@ -168,11 +193,11 @@ class Running(OnDevice):
     """Where and in which precision a command runs, and how it reads images."""
 
     title = "machine"
-    RARE: ClassVar[tuple[str, ...]] = ("skip_bad",)
+    RARE = "skip_bad"
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto, fp32 or bf16."""
-    num_workers: Annotated[int, Bounds(0, 1024)] | None = None
+    num_workers: Annotated[int, Field(ge=0, le=1024)] | None = None
     """processes that decode images; chosen by images and cores."""
     skip_bad: bool = False
     """skip unreadable images instead of stopping."""
@@ -201,7 +226,7 @@ class Measuring(OnData):
 
     num_images: Number = 1000
     """how many images."""
-    batch_size: Annotated[int, Bounds(1, 10**6)] = 64
+    batch_size: Batch = 64
     """images per forward pass."""
 
 
@@ -218,7 +243,7 @@ class Fitting(Config):
 @dataclass(kw_only=True)
 class HeadClasses(Config):
     title = "images"
-    RARE: ClassVar[tuple[str, ...]] = ("classes",)
+    RARE = "classes"
 
     classes: File | None = None
     """a file with the classes of the model's head, one per line; ImageNet's WordNet ids need none."""
@@ -229,7 +254,7 @@ class GivenHead(HeadClasses, Fitting):
     """The head for a teacher that has no classifier; a ridge head is fitted on training images."""
 
     title = "images"
-    RARE: ClassVar[tuple[str, ...]] = ("head_file",)
+    RARE = "head_file"
 
     head_file: File | None = None
     """a linear head, for a teacher that has none or to replace its own."""
@@ -240,15 +265,13 @@ class Training(Fitting):
     """How long-running training is interrupted, continued and planned."""
 
     title = "machine"
-    RARE: ClassVar[tuple[str, ...]] = ("compile", "resume", "checkpoint_minutes")
+    RARE = "compile checkpoint_minutes"
 
     seed: Seed = 0
     """of initialisation, data order, augmentation and drops."""
     # On a CPU it does not pay.
     compile: bool | None = None
     """compile the blocks; by default on a GPU only."""
-    resume: bool = True
-    """continue a run that was interrupted."""
     # By the clock and not by the step: a stage on ImageNet takes hours.
     checkpoint_minutes: Weight = 10.0
     """minutes between checkpoints; one is also written before each validation. 0 is after every step."""
@@ -268,41 +291,18 @@ class Recipe(Config):
     leaves it out, it is the one declared here."""
 
     title = "training"
-    RARE: ClassVar[tuple[str, ...]] = (
-        "copy",
-        "adapters",
-        "adapted",
-        "mixup",
-        "cutmix",
-        "jitter",
-        "grey",
-        "sizes",
-        "first_size_until",
-        "average_last",
-        "augment",
-        "min_lr",
-        "weight_decay",
-        "warmup",
-        "clip",
-        "lam",
-        "lam_until",
-        "cosine",
-        "head_weight",
-        "hand_over",
-        "crop_scale",
-        "epoch_images",
-        "stage1_share",
-        "stage1_weights",
-        "last_phase_weights",
-        "stage2_weights",
-    )
+    RARE = """
+        copy adapters adapted mixup cutmix jitter grey sizes first_size_until average_last
+        augment min_lr weight_decay warmup clip lam lam_until cosine head_weight hand_over crop_scale
+        epoch_images stage1_share stage1_weights last_phase_weights stage2_weights
+        """
 
     recipe: str = "default"
     """default, adamw, quick, long, paper, authors, vitb16, vitb16-varied, vitb16-coordinates, vitb16-head, or a YAML
     file; options such as --lr override its entries."""
     budget: str = _entry("120s")
     """120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it."""
-    batch_size: Annotated[int, Bounds(1, 10**6)] = _entry(64)
+    batch_size: Batch = _entry(64)
     """images per step over all devices together."""
     optimizer: Literal["muon", "adamw"] = _entry("adamw")
     """`muon` (for matrices, with AdamW for the rest) or `adamw`."""
@@ -324,7 +324,7 @@ class Recipe(Config):
     copy: Literal["middle", "first", "last", "representative"] = _entry("middle")
     """which teacher block of a phase is copied: middle, first or last; with `method` function by default the
     representative, which replaces the phase at the least cost."""
-    adapters: Annotated[int, Bounds(0, 10**5)] = _entry(0)
+    adapters: Annotated[int, Field(ge=0, le=10**5)] = _entry(0)
     """rank of what each depth adds to the matrices of its copied block (0: none). The blocks are then no longer
     purely tied; the added parameters are counted."""
     adapted: Literal["all", "mlp"] = _entry("all")
@@ -338,24 +338,24 @@ class Recipe(Config):
     head_weight: Weight = _entry(0.0)
     """weight in stage 2 of KL(teacher || student) of the head's classes, e.g. .005; needs a head, or labels to fit
     one."""
-    hand_over: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    hand_over: Part = _entry(0.0)
     """share of the steps of stage 2 in which each phase hands over after a random number of its steps, as depth on
     demand does; with `head_weight` every phase's end is then read by the head. e.g. .25."""
-    lam: Annotated[float, Bounds(0, 1)] = _entry(0.5)
+    lam: Part = _entry(0.5)
     """share of teacher forcing in the loss at the start of stage 1."""
-    lam_until: Annotated[float, Bounds(0, endless=True)] = _entry(0.25)
+    lam_until: Annotated[float, Field(ge=0, allow_inf_nan=True)] = _entry(0.25)
     """share of stage 1 after which there is no teacher forcing; `inf` keeps it as it is."""
     augment: Literal["none", "crop"] = _entry("crop")
     """`crop` (random resized crops and flips) or `none` (centre crops, as the paper)."""
     crop_scale: tuple[float, float] = _entry((0.35, 1.0))
     """share of the area that a random crop keeps."""
-    mixup: Annotated[float, Bounds(0, 1000)] = _entry(0.0)
+    mixup: Annotated[float, Field(ge=0, le=1000)] = _entry(0.0)
     """Beta parameter by which each image is mixed with another of its batch (labels play no part)."""
-    cutmix: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    cutmix: Part = _entry(0.0)
     """share of the steps that paste a rectangle of another image instead of mixing, e.g. .5."""
-    jitter: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    jitter: Part = _entry(0.0)
     """how far brightness, contrast and saturation of each image change, e.g. .4."""
-    grey: Annotated[float, Bounds(0, 1)] = _entry(0.0)
+    grey: Part = _entry(0.0)
     """share of the images without colour, e.g. .2."""
     sizes: list[Side] | None = _entry(None)
     """image sizes, one of which each step draws, for a model that takes several, e.g. 224 280."""
@@ -363,9 +363,9 @@ class Recipe(Config):
     """share of the run with the first of two `sizes`; the rest has the second. 0 draws one in each step."""
     average_last: Share = _entry(0.0)
     """share of the last stage over which the weights are averaged; the surrogate gets the mean, e.g. .2."""
-    epoch_images: Annotated[int, Bounds(0, 10**12)] = _entry(0)
+    epoch_images: Annotated[Whole, Field(ge=0, le=10**12)] = _entry(0)
     """images that a budget in epochs counts as one; 0 for the training images."""
-    stage1_share: Annotated[float, Bounds(0, 1)] = _entry(0.5)
+    stage1_share: Part = _entry(0.5)
     """share of the budget that stage 1 gets."""
     stage1_weights: dict[str, float] | None = _entry(None)
     """weight of each token group in the losses of stage 1, as {cls: .5, patches: .5}; in a recipe only."""
@@ -395,15 +395,10 @@ class Recipe(Config):
         kinds = {name: kind for name, kind in Recipe.kinds().items() if name != "recipe"}
         unknown = sorted(found.keys() - kinds.keys())
         if unknown:
-            close = difflib.get_close_matches(unknown[0], kinds, n=1)
-            hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(sorted(kinds))}"
+            hint = near_miss(unknown[0], kinds, ", ".join(sorted(kinds)))
             raise ValueError(f"recipe {self.recipe} has unknown entries: {', '.join(unknown[:6])}{hint}")
         for name, value in found.items():
-            # YAML reads an entry without a value as None, with which nothing can be trained.
-            if value is None and not takes_none(kinds[name]):
-                raise ValueError(f"recipe {self.recipe} gives --{name} no value: write one, or leave it out")
-            found[name] = in_type(kinds[name], value)
-            check(self, name, kinds[name], found[name])
+            found[name] = checked(f"--{name}", kinds[name], value)
         return found
 
     def entries(self) -> dict[str, Any]:
@@ -452,7 +447,7 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
 
     title = "phases"
     POSITIONAL = ("models",)
-    RARE: ClassVar[tuple[str, ...]] = ("twin", "score", "standardise", "sample_images")
+    RARE = "twin standardise"
 
     models: Models = field(kw_only=False)
     """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
@@ -462,12 +457,6 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     method: Literal["maxcut", "dp", "function"] = "maxcut"
     """`maxcut` (hierarchical, phases nest), `dp` (exact for an additive score), or `function` (exact for the cost of
     replacing the blocks of a phase by one of them)."""
-    score: Literal["weighted", "mean", "cut"] = "weighted"
-    """with dp: `weighted`, `mean` (the printed one) or `cut`."""
-    min_length: Several | None = None
-    """shortest phase; by default 2 with dp, else 1."""
-    sample_images: Number = 32
-    """with function: images on which each block is replaced by each other one."""
     # As the paper cuts: pooled tokens give its phases on the DINOv2-S fine-tune, and all tokens do not.
     tokens: str = "pooled"
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
@@ -487,12 +476,8 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
         self.k = [self.k] if isinstance(self.k, int) else self.k
         self.models = self.models if isinstance(self.models, list) else [self.models]
         super().__post_init__()
-        if self.method != "dp" and self.score != "weighted":
-            raise ValueError(f"--score {self.score} goes with --method dp: {self.method} has a score of its own")
         if self.weights is not None and len(self.models) > 1:
             raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
-        if self.name is not None and len(self.models) > 1:
-            raise ValueError("--name goes with one model: leave it out for several")
 
 
 @dataclass(kw_only=True)
@@ -520,23 +505,14 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
 
     title = "surrogate"
     POSITIONAL = ("model", "data")
-    RARE: ClassVar[tuple[str, ...]] = (
-        "graph",
-        "checkpointing",
-        "track",
-        "num_images",
-        "sample_images",
-        "allow_other_teacher",
-        "tokens",
-        "stage",
-        "split",
-        "target",
-    )
+    RARE = "checkpointing track num_images tokens stage split"
 
     model: Model = field(kw_only=False)
     """what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module."""
-    k: Several | str | None = None
-    """number of tied blocks (3 unless `phases` are given), or `auto` for the smallest that passes `target`."""
+    k: Several | Target | None = None
+    """number of tied blocks (3 unless `phases` are given), or `recovery=.95` (of a ridge probe) or `r2=.6` (at every
+    layer) for the smallest number that reaches this on held-out images. The scores of the k that is chosen are of the
+    same images, so they flatter it a little."""
     phases: Lengths | None = None
     """phase lengths, e.g. 7 3 2, instead of phases cut here."""
     method: Literal["maxcut", "dp", "function"] = "maxcut"
@@ -544,9 +520,6 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     one another costs."""
     tokens: str = "pooled"
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
-    target: str | None = None
-    """with k=auto, `recovery=.95` (of a ridge probe) or `r2=.6` (at every layer), on held-out images. The scores of
-    the k that is chosen are of the same images, so they flatter it a little."""
     out: str | None = None
     """run folder; continued when it already holds this run and is not finished."""
     stage: Literal["all", "1", "2"] = "all"
@@ -555,14 +528,8 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     start: Model | None = None
     """a surrogate folder or built-in to start from instead of the recipe's initial blocks. With the folder of a
     finished run it goes on from that run's weights, in another folder."""
-    allow_other_teacher: bool = False
-    """start from a surrogate of another teacher."""
     num_images: Number = 1024
     """held-out images of the validation curve, and training images of the similarity that phases are cut from."""
-    sample_images: Number = 32
-    """with function: training images on which each block is replaced by each other one."""
-    graph: bool | None = None
-    """run each step as a CUDA graph; by default on a single GPU."""
     checkpointing: bool = False
     """recompute activations in the backward pass to save memory."""
     track: Literal["wandb", "tensorboard"] | None = None
@@ -586,23 +553,19 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
 
     title = "certificate"
     POSITIONAL = ("run",)
-    RARE: ClassVar[tuple[str, ...]] = ("null_models", "bootstrap", "seed", "train_images", "sample_images")
+    RARE = "seed train_images sample_images"
 
-    run: Model = field(kw_only=False)
+    run: Run = field(kw_only=False)
     """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
-    shift: Data | None = None
+    shift: Sets | None = None
     """further sets of images, one row of results for each: data, or noise, blur, jpeg, contrast of the held-out images,
     with a severity of 1 to 5 as in noise:5 (3 by default)."""
     autonomous: Model | None = None
     """a run with the same phases, distilled with --conditioning none: what it loses is the price of non-autonomy."""
     train_images: Number | None = None
     """training images that null models and a ridge head are fitted on; by default 1,000, and the head of the run."""
-    null_models: bool = True
-    """also measure the null models (adds about a forward pass)."""
     eps: Rate | None = None
     """relative error that Definition 1 is judged by at every layer; by default the smallest one that holds."""
-    bootstrap: NumberOrNone = 1000
-    """resamples of the intervals."""
     sample_images: NumberOrNone = 128
     """held-out images for stitching, and for rate and distortion: L + 11 forward passes for each; 0 leaves both out."""
     out: str | None = None
@@ -617,24 +580,17 @@ class HeadConfig(Opening, OfTeacher, OnData, GivenHead, Running):
 
     title = "head"
     POSITIONAL = ("run",)
-    RARE: ClassVar[tuple[str, ...]] = ("bootstrap", "crop_scale")
 
-    run: Model = field(kw_only=False)
+    run: Run = field(kw_only=False)
     """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
     budget: str = "60s"
     """of training: 60s, 5m, 300steps or 2epochs."""
-    batch_size: Annotated[int, Bounds(1, 10**6)] = 64
+    batch_size: Batch = 64
     """images per step over all devices together."""
     lr: Rate = 1e-3
     """peak learning rate of AdamW."""
-    augment: Literal["none", "crop"] = "crop"
-    """`crop` (random resized crops and flips) or `none`."""
-    crop_scale: tuple[float, float] = (0.35, 1.0)
-    """share of the area that a random crop keeps."""
     num_images: Number = 1000
     """held-out images on which both heads are compared."""
-    bootstrap: NumberOrNone = 1000
-    """resamples of the intervals."""
     seed: Seed = 0
     """of data order, augmentation and resampling."""
     out: str | None = None
@@ -647,7 +603,7 @@ class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running
 
     title = "probe"
     POSITIONAL = ("model",)
-    RARE: ClassVar[tuple[str, ...]] = ("init_head", "closed_form", "max_seconds")
+    RARE = "init_head closed_form max_seconds"
 
     model: Model = field(kw_only=False)
     """a run folder, or any model name."""
@@ -655,9 +611,9 @@ class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running
     """classify, segment or depth. Segment and depth take scenes, ade20k:PATH or nyuv2:PATH as data."""
     lrs: list[Rate] | None = None
     """learning rates, all trained in one backbone pass; by default twelve around the task's own."""
-    epochs: Annotated[int, Bounds(1, 10**6)] | None = None
+    epochs: Batch | None = None
     """passes over the training images; by default the task's own."""
-    batch_size: Annotated[int, Bounds(1, 10**6)] | None = None
+    batch_size: Batch | None = None
     """images per step; by default the task's own."""
     seeds: list[Seed] = field(default_factory=lambda: [0])
     """several give mean and deviation."""
@@ -667,7 +623,7 @@ class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running
     """use only this many held-out images."""
     closed_form: Literal["ridge", "logistic"] | None = None
     """ridge or logistic on cached features, for a quick look at classification."""
-    init_head: Annotated[Model, Exists(("own", "random"))] = "own"
+    init_head: Head = "own"
     """where the classifier starts: own (the model's own linear head, where it has one of as many classes), random, or
     the file of a published linear head. Its outputs are matched with the data's classes by name where the file holds
     names, as that of a probe does; else only their number is compared."""
@@ -683,7 +639,7 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
 
     title = "dynamics"
     POSITIONAL = ("model",)
-    RARE: ClassVar[tuple[str, ...]] = ("num_classes", "eps", "perturbation", "seed", "train_images")
+    RARE = "num_classes eps perturbation seed train_images"
 
     model: Model = field(kw_only=False)
     """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3. A surrogate is measured beside its
@@ -724,7 +680,7 @@ class OnSurrogate(Opening, OfTeacher, Measuring, GivenHead, Running):
     # No title: these options stand in the group of the command that inherits them.
     POSITIONAL = ("run",)
 
-    run: Model = field(kw_only=False)
+    run: Run = field(kw_only=False)
     """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
     out: str | None = None
     """folder for the result and its figures; by default the run's own."""
@@ -737,15 +693,15 @@ class DepthConfig(OnSurrogate):
     """Depth on demand: what it saves to end phases early, image by image, and what it costs."""
 
     title = "depth on demand"
-    RARE: ClassVar[tuple[str, ...]] = ("rounds",)
+    RARE = "rounds"
 
     # None, because time is measured: a CPU with its small cache wants few images, a GPU many.
-    batch_size: Annotated[int, Bounds(1, 10**6)] | None = None  # type: ignore[assignment]
+    batch_size: Batch | None = None  # type: ignore[assignment]
     """images per batch, which they leave as their phase ends; by default 8 on a CPU and 256 on a GPU."""
     exit: list[str] | None = None
     """rules to try, such as turn<.02, second<.1, entropy<.5, kl<.01 or random<.2; by default each rule with seven
     thresholds that fit the model."""
-    rounds: Annotated[int, Bounds(1, 100)] = 3
+    rounds: Annotated[int, Field(ge=1, le=100)] = 3
     """how often each batch is timed; the shortest time counts, because other programs only add to it."""
 
 
@@ -754,24 +710,15 @@ class WatchConfig(OnSurrogate):
     """Watch a teacher: an image on which its surrogate fails to follow it is unusual."""
 
     title = "watch"
-    RARE: ClassVar[tuple[str, ...]] = ("attack_steps", "shown")
 
     calibrate: Data | None = None
     """usual images, which say what is usual and set the threshold; by default half of the images that --data names."""
-    calibration_images: Number = 1000
-    """how many of them."""
-    unusual: Data | None = None
+    unusual: Sets | None = None
     """sets of images that are known to be unusual, by which scores are compared, while those of --data are known to be
     usual: data, noise, blur, jpeg or contrast of the images of --data (severity as in noise:5), or an attack on them:
     pgd, and pgd-aware, which knows the watcher."""
-    false_alarms: Annotated[float, Bounds(0, 1, above=True, below=True)] = 0.05
+    false_alarms: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """wished share of usual images that are alarms."""
-    attack_eps: Rate = 2.0
-    """largest change of a pixel by an attack, of 255."""
-    attack_steps: Number = 10
-    """gradient steps of an attack."""
-    shown: NumberOrNone = 2
-    """images of each set whose pictures are kept: those with the highest scores."""
 
 
 @dataclass(kw_only=True)
@@ -798,16 +745,10 @@ class CorrectConfig(OnSurrogate):
     """the phase, 1 to k; by default each of them."""
     num_images: Number = 256
     """how many images."""
-    extra: Annotated[int, Bounds(1, 64)] = 8
+    extra: Annotated[int, Field(ge=1, le=64)] = 8
     """largest number of further steps."""
     noise: Weight = 0.3
     """length of the noise on the state that enters the phase, as a share of each token's norm; 0 leaves it out."""
-    drop: Share = 0.3
-    """share of the patches that are replaced by their mean; 0 leaves this out."""
-    blur: Annotated[int, Bounds(0, 5)] = 3
-    """severity of a blur of the image; 0 leaves it out."""
-    jpeg: Annotated[int, Bounds(0, 5)] = 3
-    """severity of a JPEG compression of the image; 0 leaves it out."""
     beside: Model | None = None
     """another surrogate of the same teacher, such as one that was trained with noise."""
 
@@ -819,7 +760,7 @@ class ReportConfig(OfTeacher, WeightFile, OnDevice, OnData):
     title = "page"
     POSITIONAL = ("run",)
 
-    run: Model = field(kw_only=False)
+    run: Run = field(kw_only=False)
     """a run folder: the --out of phases, distill, evaluate, probe or dynamics."""
     out: str | None = None
     """where the page goes; RUN/report.html by default."""
@@ -847,12 +788,10 @@ class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
     """all, train (without the held-out images), val, or one of the data's own parts; of --val where that is given."""
     num_images: Number | None = None
     """use only this many images."""
-    batch_size: Annotated[int, Bounds(1, 10**6)] = 64
+    batch_size: Batch = 64
     """images per forward pass."""
     pool: bool = True
     """the mean over the tokens of each group, (N, D); false keeps every token, (N, tokens, D)."""
-    format: Literal["npy", "safetensors"] = "npy"
-    """npy (a file per layer and group) or safetensors (one file)."""
     out: str | None = None
     """folder for the features and states.json."""
 
@@ -885,7 +824,7 @@ class ExportConfig(OfTeacher, Measuring):
     title = "export"
     POSITIONAL = ("run",)
 
-    run: Model = field(kw_only=False)
+    run: Run = field(kw_only=False)
     """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
     to: Literal["pt2", "onnx", "timm", "blocks", "folder"] = "pt2"
     """pt2 (torch.export), onnx, timm (a checkpoint for timm.create_model), blocks (a folder with only the tied blocks,
@@ -894,10 +833,8 @@ class ExportConfig(OfTeacher, Measuring):
     """fp32, fp16, or int8 or int4 for the linear layers of the blocks."""
     num_images: Number = 128
     """how many held-out images the file is compared on."""
-    batch_size: Annotated[int, Bounds(1, 4096)] = 32
+    batch_size: Side = 32
     """images per forward pass."""
-    timed_calls: Number = 20
-    """calls that are timed, at batch 1 and 32."""
     size: int | None = None
     """image size; a file of pt2 or onnx takes only this one."""
     trust_hub: bool = False
@@ -921,7 +858,7 @@ class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
     model: Model = field(kw_only=False)
     """a run folder (teacher and surrogate side by side) or any model name."""
     # Gradio's own default.
-    port: Annotated[int, Bounds(1, 65535)] = 7860
+    port: Annotated[int, Field(ge=1, le=65535)] = 7860
     """of the page."""
 
 
@@ -932,16 +869,7 @@ class TeacherConfig(Training, Running):
 
     title = "teacher"
     POSITIONAL = ("shape", "data")
-    RARE: ClassVar[tuple[str, ...]] = (
-        "rescale",
-        "smoothing",
-        "mixup",
-        "cutmix",
-        "augment",
-        "crop_scale",
-        "warmup",
-        "weight_decay",
-    )
+    RARE = "rescale smoothing mixup cutmix augment crop_scale warmup weight_decay"
 
     shape: str = "vit_tiny_patch16_224"
     """a timm model name that gives the architecture; other options change its shape."""
@@ -957,13 +885,13 @@ class TeacherConfig(Training, Running):
     """image size (by default 48 for scenes, else the shape's)."""
     patch: Side | None = None
     """patch side in pixels."""
-    dim: Annotated[int, Bounds(1, 2**16)] | None = None
+    dim: Annotated[int, Field(ge=1, le=2**16)] | None = None
     """width."""
-    depth: Annotated[int, Bounds(2, 1024)] | None = None
+    depth: Annotated[int, Field(ge=2, le=1024)] | None = None
     """number of blocks."""
     heads: Side | None = None
     """attention heads."""
-    registers: Annotated[int, Bounds(0, 4096)] = 0
+    registers: Annotated[int, Field(ge=0, le=4096)] = 0
     """register tokens."""
     drop: float = 0.0
     """stochastic depth p: each block is dropped per sample with this probability, the same at every depth."""
@@ -971,7 +899,7 @@ class TeacherConfig(Training, Running):
     """divide kept updates by 1 - p."""
     budget: str = "30epochs"
     """30epochs, 5000steps, or 120s."""
-    batch_size: Annotated[int, Bounds(1, 10**6)] = 256
+    batch_size: Batch = 256
     """images per step over all devices together."""
     lr: Rate = 1e-3
     """peak learning rate; a linear warm-up comes before it, a cosine to 0 after it."""

@@ -65,11 +65,10 @@ class Run:
         folder: made when it is not there.
         config: everything that decides the result. A folder that holds something made with another config is refused,
             not overwritten.
-        resume: whether a folder that has a checkpoint may be continued.
         writer: False on the ranks that only read (they neither lock nor write).
     """
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], resume: bool = True, writer: bool = True):
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], writer: bool = True):
         self.folder = Path(folder)
         self.writer = writer
         self._lock: TextIO | None = None
@@ -81,15 +80,15 @@ class Run:
             # Before the config is read: of two starts at once only one may find the folder free.
             self._lock = _lock(self.folder)
         try:
-            self._claim(config, resume)
+            self._claim(config)
         except BaseException:
             # For Ctrl-C too: a program that goes on would keep the lock.
             self.close()
             raise
 
-    def _claim(self, config: Mapping[str, Any], resume: bool) -> None:
+    def _claim(self, config: Mapping[str, Any]) -> None:
         """Refuse a folder that holds another run's work; else make it this run's."""
-        if check_config(self.folder, config, resume):
+        if check_config(self.folder, config):
             with self.writing():
                 # Through JSON, as it is compared later. It also holds no object twice, for which YAML would write an
                 # alias.
@@ -311,13 +310,9 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, An
     raise RunError(f"checkpoint {path} is truncated: {_way_out(folder, path)}")
 
 
-def check_config(folder: Path, config: Mapping[str, Any], resume: bool = True) -> bool:
+def check_config(folder: Path, config: Mapping[str, Any]) -> bool:
     """Whether the config of a run in `folder` has to be written; a folder that holds another run's work is refused."""
     holds_work = _latest_checkpoint(folder) is not None or (folder / "summary.json").exists()
-    if holds_work and not resume:
-        raise RunError(
-            f"{folder} already holds a run: choose another --out, remove it to start over, or allow --resume"
-        )
     if holds_work:
         _check_same_config(folder, config)
     return not holds_work

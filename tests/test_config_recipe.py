@@ -90,8 +90,8 @@ def test_numbers_that_yaml_takes_for_words(tmp_path):
     for entry, message in (
         ("lr: fast", "lr must be a number"),
         ("batch_size: 8.5", "batch_size must be a whole number"),
-        ("sizes: 224", "--sizes must be whole numbers, got 224"),
-        ("sizes: [224, a]", "--sizes must be whole numbers, got 'a'"),
+        ("sizes: [224, a]", "--sizes must be whole numbers, got a"),
+        ("lr:", "--lr must be a number, got None"),
         ("sizes: [224, 0]", "--sizes must be at least 1, got 0"),
     ):
         path.write_text(entry)

@@ -29,8 +29,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("commands",),
     ("terminal",),
-    ("cli",),
-    ("__init__", "__main__"),
+    ("cli", "__init__", "__main__"),
 )
 RANK = {name: place for place, names in enumerate(ORDER) for name in names}
 MAX_ROOT_MODULES = 11

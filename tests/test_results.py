@@ -48,7 +48,7 @@ def test_a_distillation_and_its_certificate(tmp_path: Path, monkeypatch) -> None
     options = dict(phases=[2, 2], budget="2steps", batch_size=4, train_images=8, num_images=4)
     done = distill(tiny_teacher(), "scenes", out="run", **options)
     check_result(done)
-    check_result(evaluate("run", teacher=tiny_teacher(), train_images=8, bootstrap=10, **FEW))
+    check_result(evaluate("run", teacher=tiny_teacher(), train_images=8, **FEW))
 
 
 def test_names_have_no_figure() -> None:

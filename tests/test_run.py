@@ -120,14 +120,6 @@ def test_a_folder_with_nothing_to_lose_takes_a_new_config(tmp_path):
     assert read_summary(tmp_path) == {"ok": 1}
 
 
-def test_resume_can_be_forbidden(tmp_path):
-    Run(tmp_path, CONFIG, resume=False).close()
-    with Run(tmp_path, CONFIG, resume=False) as run:
-        run.save_checkpoint(1, TENSORS, {})
-    with pytest.raises(RunError, match="already holds a run"):
-        Run(tmp_path, CONFIG, resume=False)
-
-
 def test_a_folder_is_held_by_one_process(tmp_path):
     with Run(tmp_path, CONFIG):
         with pytest.raises(RunError, match="in use by another process"):

@@ -26,6 +26,9 @@ from raptor.streaming import Result, folder_of
 from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
 
+DROPPED = 0.3  # share of the patches that are replaced by their mean
+SEVERITY = 3  # of a blur and of a JPEG compression
+
 
 @dataclass
 class Correcting(Result):
@@ -90,20 +93,15 @@ def correct(config: CorrectConfig) -> Correcting:
 
 
 def _disturbances(job: ToolJob, config: CorrectConfig) -> list[Disturbance]:
-    """Those that have a size."""
-    found = []
+    """Noise and dropped patches in a state, and two corruptions of the image."""
+    found = [Disturbance(DROP, DROPPED)]
     if config.noise:
-        found.append(Disturbance(NOISE, config.noise))
-    if config.drop:
-        found.append(Disturbance(DROP, config.drop))
-    for kind, severity in (("blur", config.blur), ("jpeg", config.jpeg)):
-        if severity:
-            # These change the picture, so they need a second stream of the same images. Noise and drops change a state
-            # of the first.
-            corrupted = CorruptedImages(job.images, Corruption(kind, severity))
-            found.append(Disturbance(kind, severity, job.stream(corrupted)))
-    if not found:
-        raise ValueError("nothing is disturbed: give --noise, --drop, --blur or --jpeg a size")
+        found.insert(0, Disturbance(NOISE, config.noise))
+    for kind in ("blur", "jpeg"):
+        # These change the picture, so they need a second stream of the same images. Noise and drops change a state of
+        # the first.
+        corrupted = CorruptedImages(job.images, Corruption(kind, SEVERITY))
+        found.append(Disturbance(kind, SEVERITY, job.stream(corrupted)))
     return found
 
 

@@ -169,8 +169,7 @@ class _Job:
 
     def measuring(self, head: Head | None) -> dict[str, Any]:
         """The arguments that most measurements share."""
-        config = self.config
-        return {"head": head, "precision": self.precision, "bootstrap": config.bootstrap, "seed": config.seed}
+        return {"head": head, "precision": self.precision, "seed": self.config.seed}
 
     def resolve_head(self) -> Head | None:
         """The head that judges, and in `head_source` which one that is."""
@@ -255,7 +254,6 @@ def _certify(job: _Job, head: Head | None, refitted: Refitted | None) -> Certifi
         job.teacher,
         job.stream(job.images.judged, bar.update),
         eps=config.eps,
-        null_models=config.null_models,
         train_batches=job.stream(job.images.fitted),
         training=_training_of(config.run),
         split=job.images.chosen.split,
@@ -341,7 +339,6 @@ def _open_autonomous(config: EvaluateConfig, surrogate: ViT, teacher: ViT) -> Vi
         teacher=teacher,
         allow_other_teacher=config.allow_other_teacher,
         device=teacher.device,
-        dtype=config.dtype,
         trust_hub=config.trust_hub,
     )
     assert other is not None

@@ -44,6 +44,7 @@ from raptor.vit.view import ViT
 
 # Of an output, relative to the largest one. In half precision the order of sums decides the third digit.
 _TOLERANCES = {"fp32": 1e-4, "fp16": 2e-2, "int8": 1e-4, "int4": 1e-4}
+TIMED_CALLS = 20  # of each way to run a model, at batch 1 and 32
 _GRAPHS = ("pt2", "onnx")
 
 
@@ -79,7 +80,7 @@ def export(config: ExportConfig) -> Export:
     num_images = measure_runners(runners, teacher, batches, head)
     # Before anything is timed: a file that computes something else has no times worth knowing.
     check_parity(written.row, _TOLERANCES[config.weights])
-    time_runners(runners, teacher.preprocess.size, config.timed_calls)
+    time_runners(runners, teacher.preprocess.size, TIMED_CALLS)
 
     source = run if isinstance(run, str | Path) else None
     write_text(folder / "README.md", model_card(surrogate, source, _use(config, surrogate, "")))

@@ -78,8 +78,6 @@ def head(config: HeadConfig) -> FittedHead:
         # A set that is smaller than a batch would have no step in an epoch.
         min(config.batch_size, len(trained)),
         seed=config.seed,
-        augment=config.augment,
-        crop_scale=config.crop_scale,
         device=ranks.device,
         num_workers=config.num_workers,
         ranks=ranks,
@@ -114,7 +112,7 @@ def head(config: HeadConfig) -> FittedHead:
     found = follow(surrogate, teacher, judging, own, precision, refitted=refitted)
 
     def finish() -> HeadFit:
-        predictions = found.predictions(config.bootstrap, config.seed)
+        predictions = found.predictions(1000, config.seed)
         # Rounded up, so that a fit of a few steps has a first and a last loss too.
         num_tenth = -(-len(losses) // 10)
         fit = HeadFit(

@@ -45,7 +45,7 @@ def phases(config: PhasesConfig) -> SavedPhases:
     has_run = any(is_surrogate(folder_of(model)) for model in config.models)
     compared = _open_models(config, ranks.device, has_run)
     for one in compared:
-        check_cuts(one.vit, config.k, config.method, config.score, config.min_length, config.tokens)
+        check_cuts(one.vit, config.k, config.method, tokens=config.tokens)
     main = compared[0].vit
     folder = ranks.first(lambda: _choose_folder(config, named, main))
     # Nothing is fitted, so that images need not be held out: only a run has images that its surrogate was trained on.
@@ -78,13 +78,10 @@ def phases(config: PhasesConfig) -> SavedPhases:
             batches,
             config.k,
             config.method,
-            config.score,
-            config.min_length,
-            config.tokens,
-            config.standardise,
-            precision,
-            config.twin,
-            config.sample_images,
+            tokens=config.tokens,
+            standardise=config.standardise,
+            precision=precision,
+            twin=config.twin,
         )
         entries.append(
             replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -69,12 +68,7 @@ class States(Result):
         """One array, such as `layer3.cls`, (N, D) or (N, tokens, D); mapped from disk, not read into memory."""
         if name not in self.saved.arrays:
             raise ValueError(f"no features {name!r}: choose from {', '.join(self.saved.arrays)}")
-        file = self.saved.arrays[name][0]
-        if file.endswith(".npy"):
-            return np.load(self.folder / file, mmap_mode="r")
-        from safetensors.numpy import load_file
-
-        return load_file(self.folder / file)[name]
+        return np.load(self.folder / self.saved.arrays[name][0], mmap_mode="r")
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.saved.to_dict(), "folder": str(self.folder)}
@@ -112,7 +106,6 @@ class States(Result):
 def states(config: StatesConfig) -> States:
     """Save features of every image, per layer and token group, without holding them in memory."""
     started = time.monotonic()
-    format = config.format
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     ranks = join_ranks(device)
@@ -129,8 +122,8 @@ def states(config: StatesConfig) -> States:
     ranks.first(lambda: check_place(folder, subject, StatesFile.FILE))
     shapes = {feature.name: [len(images), *feature.shape] for feature in features}
     # Rank 0 makes the files in full length. Each rank then maps them and writes rows of its own, without a lock.
-    files = ranks.first(lambda: _make_files(folder, shapes, format))
-    arrays = _open_arrays(folder, shapes, format)
+    ranks.first(lambda: _make_files(folder, shapes))
+    arrays = _open_files(folder, shapes)
     batches = iterate(
         images, vit.preprocess, config.batch_size, device=ranks.device, num_workers=config.num_workers, ranks=ranks
     )
@@ -152,13 +145,13 @@ def states(config: StatesConfig) -> States:
     kept, places = list(rows.values()), list(rows)
     if len(kept) < len(images):
         shapes = {name: [len(kept), *shape[1:]] for name, shape in shapes.items()}
-        ranks.first(lambda: _keep_rows(folder, arrays, places, shapes, format))
-    ranks.first(lambda: _put_in_place(folder, files.values()))
+        ranks.first(lambda: _keep_rows(folder, arrays, places, shapes))
+    ranks.first(lambda: _put_in_place(folder, shapes))
     saved = StatesFile(
         model=vit.facts(),
         data=chosen.name,
         split=chosen.split,
-        arrays={name: (files[name], shape) for name, shape in shapes.items()},
+        arrays={name: (f"{name}.npy", shape) for name, shape in shapes.items()},
         names=[images.names[i] for i in kept],
         labels=None if images.labels is None else [int(images.labels[i]) for i in kept],
         classes=images.classes,
@@ -265,66 +258,30 @@ def _check_finite(features: np.ndarray, names: Sequence[str], indices_b: Tensor,
 
 
 def _keep_rows(
-    folder: Path,
-    arrays: Mapping[str, np.memmap],
-    places: Sequence[int],
-    shapes: Mapping[str, Sequence[int]],
-    format: str,
+    folder: Path, arrays: Mapping[str, np.memmap], places: Sequence[int], shapes: Mapping[str, Sequence[int]]
 ) -> None:
     """Write the files again with only the rows `places`: unreadable images leave no gaps."""
     partial = folder / ".shorter"
-    files = _make_files(partial, shapes, format)
-    for name, array in _open_arrays(partial, shapes, format).items():
+    _make_files(partial, shapes)
+    for name, array in _open_files(partial, shapes).items():
         for start in range(0, len(array), _COPIED_ROWS):
             array[start : start + _COPIED_ROWS] = arrays[name][places[start : start + _COPIED_ROWS]]
         array.flush()
-    for file in set(files.values()):
-        os.replace(partial / f"{file}.tmp", folder / f"{file}.tmp")
+        os.replace(partial / f"{name}.npy.tmp", folder / f"{name}.npy.tmp")
     partial.rmdir()
 
 
-def _make_files(folder: Path, shapes: Mapping[str, Sequence[int]], format: str) -> dict[str, str]:
-    """Files for float32 arrays of these shapes, by name; until one is whole it ends in `.tmp`."""
+def _make_files(folder: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Files for float32 arrays of these shapes; until all are whole their names end in `.tmp`."""
     folder.mkdir(parents=True, exist_ok=True)
-    if format == "npy":
-        files = {name: f"{name}.npy" for name in shapes}
-        for name, shape in shapes.items():
-            path = folder / f"{files[name]}.tmp"
-            np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=tuple(shape))
-            _reserve(path, path.stat().st_size)
-        return files
-    text, first, end = _safetensors_header(shapes)
-    path = folder / "states.safetensors.tmp"
-    # By hand, because the writer of safetensors wants all arrays in memory.
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    _reserve(path, first + end)
-    return dict.fromkeys(shapes, path.stem)
-
-
-def _open_arrays(folder: Path, shapes: Mapping[str, Sequence[int]], format: str) -> dict[str, np.memmap]:
-    """The arrays of these files, mapped to disk, by name."""
-    if format == "npy":
-        return {name: np.lib.format.open_memmap(folder / f"{name}.npy.tmp", mode="r+") for name in shapes}
-    text, first, _ = _safetensors_header(shapes)
-    path = folder / "states.safetensors.tmp"
-    return {
-        name: np.memmap(path, np.float32, "r+", first + entry["data_offsets"][0], tuple(entry["shape"]))
-        for name, entry in json.loads(text).items()
-    }
-
-
-def _safetensors_header(shapes: Mapping[str, Sequence[int]]) -> tuple[bytes, int, int]:
-    """The header of a file of these arrays, where its data begins, and how many bytes they are."""
-    header: dict[str, dict[str, Any]] = {}
-    end = 0
     for name, shape in shapes.items():
-        size = 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    # The format allows spaces after its header. With them the mapped arrays begin at a multiple of 8 bytes.
-    text += b" " * (-len(text) % 8)
-    return text, 8 + len(text), end
+        path = folder / f"{name}.npy.tmp"
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=tuple(shape))
+        _reserve(path, path.stat().st_size)
+
+
+def _open_files(folder: Path, names: Iterable[str]) -> dict[str, np.memmap]:
+    return {name: np.lib.format.open_memmap(folder / f"{name}.npy.tmp", mode="r+") for name in names}
 
 
 def _reserve(path: Path, num_bytes: int) -> None:
@@ -338,25 +295,20 @@ def _reserve(path: Path, num_bytes: int) -> None:
 
 
 # A states.json may have been edited: only files that are called as this command calls them are ever deleted.
-_OWN_FILE = re.compile(r"layer\d+(\.\w+){1,2}\.npy|states\.safetensors")
+_OWN_FILE = re.compile(r"layer\d+(\.\w+){1,2}\.npy")
 
 
-def _earlier_files(folder: Path) -> set[str]:
-    """The arrays that the states.json of `folder` describes; a damaged one describes none."""
-    try:
-        arrays = read_json(folder / StatesFile.FILE)["arrays"].values()
-        return {str(file) for file, _ in arrays if _OWN_FILE.fullmatch(str(file))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()
-
-
-def _put_in_place(folder: Path, files: Iterable[str]) -> None:
+def _put_in_place(folder: Path, names: Iterable[str]) -> None:
     """Whole arrays take the place of all that an earlier states.json describes."""
-    earlier = _earlier_files(folder)
+    try:
+        earlier = {str(file) for file, _ in read_json(folder / StatesFile.FILE)["arrays"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a damaged one describes none
+        earlier = set()
     # Removed first: an interruption must not leave it beside arrays that it does not describe.
     (folder / StatesFile.FILE).unlink(missing_ok=True)
-    for file in earlier - set(files):
-        (folder / file).unlink(missing_ok=True)
-    for file in set(files):
-        sync(folder / f"{file}.tmp")
-        os.replace(folder / f"{file}.tmp", folder / file)
+    for file in earlier:
+        if _OWN_FILE.fullmatch(file):
+            (folder / file).unlink(missing_ok=True)
+    for name in names:
+        sync(folder / f"{name}.npy.tmp")
+        os.replace(folder / f"{name}.npy.tmp", folder / f"{name}.npy")

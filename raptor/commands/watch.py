@@ -27,6 +27,9 @@ from raptor.streaming import Result, folder_of
 from raptor.vit.trajectory import autocast
 
 ATTACKS = ("pgd", "pgd-aware")
+ATTACK_EPS = 2.0  # largest change of a pixel, of 255
+ATTACK_STEPS = 6
+NUM_SHOWN = 2  # images of each set whose pictures are kept
 _ATTACKED_IMAGES = 128  # each gradient step runs both models forwards and backwards
 
 
@@ -88,7 +91,7 @@ def watch(config: WatchConfig) -> Watching:
     baselines = None
     if unusual:
         baselines = Baselines(job.teacher, job.read_out(job.teacher), job.precision).fit(job.stream(usual))
-    judge = Judge(watcher, baselines, config.shown, lambda image: png(shown_picture(image, job.teacher)))
+    judge = Judge(watcher, baselines, NUM_SHOWN, lambda image: png(shown_picture(image, job.teacher)))
     judgements = [_judge_set(job, judge, judged.name, judged)]
     for name, data in unusual.items():
         if data is not None:
@@ -126,7 +129,7 @@ def _calibration_and_judged(job: ToolJob, config: WatchConfig) -> tuple[ImageDat
         return usual, job.images.select(places[1::2])
     size = job.teacher.preprocess.size
     usual = open_data(
-        config.calibrate, "own", limit=config.calibration_images, size=size, skip_bad=config.skip_bad
+        config.calibrate, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad
     ).without_labels()
     seen = job.data.trained_on(folder_of(config.run), size)
     if seen is not None:
@@ -189,14 +192,14 @@ def _attacked_images(
         return job.head.logits(vit, states[-1], output)
 
     # Images are normalised, so that one grey level is another step in each channel.
-    limit_c = torch.tensor([config.attack_eps / 255 / deviation for deviation in vit.preprocess.std])
+    limit_c = torch.tensor([ATTACK_EPS / 255 / deviation for deviation in vit.preprocess.std])
     score_of = watcher.score if knows_watcher else None
     batches = []
     bar = Progress("attack", len(data), "images")
     for batch in job.stream(data, bar.update):
         # At the precision of the watcher, which would otherwise judge other scores than the attack has lowered.
         with autocast(job.precision, job.device):
-            found = attack(batch.images, logits_of, limit_c, config.attack_steps, score_of)
+            found = attack(batch.images, logits_of, limit_c, ATTACK_STEPS, score_of)
         is_fooled_b = found.is_fooled_b.cpu()
         # An image that keeps its class was not attacked with success, so it is no example of an unusual image.
         if bool(is_fooled_b.any()):

@@ -268,7 +268,7 @@ def check_perturbable(vit: ViT) -> None:
     if vit.dtype.itemsize < 4:
         raise ValueError(
             f"{vit.name} is opened in {str(vit.dtype).removeprefix('torch.')}: perturbations are followed in fp32, so "
-            "leave out --dtype, or give --stability false"
+            "open it without dtype, or give --stability false"
         )
 
 

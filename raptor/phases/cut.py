@@ -324,7 +324,7 @@ def check_counts(num_layers: int, k: int, min_length: int) -> None:
         raise ValueError(f"k must be at least 1, got {k}")
     if min_length > num_layers:
         raise ValueError(
-            f"a phase of at least {min_length} layers does not fit into {num_layers}: give a smaller --min_length"
+            f"a phase of at least {min_length} layers does not fit into {num_layers}: give a smaller min_length"
         )
     if k > num_layers // min_length:
         raise ValueError(

@@ -290,6 +290,6 @@ def check_cuts(
         if num > most:
             raise ValueError(
                 f"max-cut may leave no room for k={num} phases of at least {shortest} layers in the {vit.num_layers} "
-                f"of {vit.name}: give --k {most} or less, a smaller --min_length, or --method dp"
+                f"of {vit.name}: give --k {most} or less, or --method dp"
             )
     return k

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
+from raptor.checks import near_miss
 from raptor.files import parse_yaml, read_text, read_yaml
 
 FOLDER = Path(__file__).parent
@@ -20,7 +20,6 @@ def load_recipe(name: str) -> dict[str, Any]:
     """The entries of a recipe, given its name or the path of a YAML file."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
-        close = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f": did you mean {close[0]}?" if close else f": choose from {', '.join(recipe_names())}, or a YAML file"
-        raise ValueError(f"unknown recipe {name!r}{hint}")
+        choices = f"{', '.join(recipe_names())}, or a YAML file"
+        raise ValueError(f"unknown recipe {name!r}{near_miss(name, recipe_names(), choices)}")
     return read_yaml(path, "write a recipe as in docs/guide.md, name: value on each line")

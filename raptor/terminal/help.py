@@ -72,7 +72,7 @@ def options_of(kind: type[Config]) -> list[OptionText]:
     # RARE of a class hides that of its bases, so each one is read by itself.
     rare: set[str] = set()
     for base in kind.__mro__:
-        rare.update(base.__dict__.get("RARE", ()))
+        rare.update(base.__dict__.get("RARE", "").split())
     found = []
     for f in fields(kind):
         declared_in = next(base for base in kind.__mro__ if f.name in inspect.get_annotations(base))

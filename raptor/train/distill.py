@@ -8,7 +8,6 @@ Reads top to bottom: `distill` (the typed surface), setup, one run, fit.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +55,6 @@ from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
 _Cut = Callable[[int], Phases]  # k -> where the teacher's depth is cut
-_HIGHEST_TARGETS = {"recovery": 2.0, "r2": 1.0}
 _NOT_STRUCTURE = ("dtype", "trust_hub", "pretrained")  # of the options that say how a model is opened
 _FEW_DECIDE = 0.5  # share of the variance in 1 % of the coordinates from which on it is said
 
@@ -68,12 +66,16 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     data: in Python also a pair of opened data, training and held-out; a third are labelled images that heads are fitted
     on. Where only `val` has labels, heads are fitted on its own training part.
     """
-    target = _check_options(config)
+    _check_options(config)
+    target = config.k if isinstance(config.k, str) else None
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     fabric = open_fabric(device, precision)
     teacher = _open_teacher(config)
-    num_blocks = _num_blocks(config)
+    # The search for a target begins with one block.
+    num_blocks = 3 if config.k is None else 1
+    if isinstance(config.k, int):
+        num_blocks = config.k
     phases = None
     if config.phases is not None:
         phases = check_phases(teacher, config.phases)
@@ -119,7 +121,7 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         return _distill_one(job, phases, folder, made_with)
     cut = _way_to_cut(job)
     if target is not None:
-        return _smallest_k(job, *target, cut, _run_folder(job, "auto"), made_with)
+        return _smallest_k(job, target, cut, _run_folder(job, "auto"), made_with)
     return _distill_one(job, cut(num_blocks), folder, made_with)
 
 
@@ -139,19 +141,10 @@ def _open_teacher(config: DistillConfig) -> ViT:
                 "entry with published weights"
             )
     if teacher.dtype != torch.float32:
-        raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so leave out --dtype")
+        raise ValueError(f"{teacher.name} is opened in {teacher.dtype}: training needs fp32, so open it without dtype")
     if config.adapters:
         adapted_layers(teacher, 1, config.adapters, config.adapted)
     return teacher
-
-
-def _num_blocks(config: DistillConfig) -> int:
-    """The number of blocks that is asked for; `auto` begins with one."""
-    if config.k is None:
-        return 3
-    if config.k == "auto":
-        return 1
-    return int(config.k)
 
 
 def _run_folder(job: Job, suffix: str) -> Path:
@@ -209,43 +202,31 @@ def _made_with(job: Job, classes: Sequence[str] | None) -> dict[str, Any]:
     return made_with
 
 
-def _check_options(config: DistillConfig) -> tuple[str, float] | None:
-    """The target of `k="auto"` (its name and value), None for a fixed k; what does not go together is refused."""
-    k = config.k
+def _check_options(config: DistillConfig) -> None:
+    """Refuse what does not go together."""
     check_parts(config.block, config.adapters, config.adapted)
     Budget.parse(config.budget)
     check_tracker(config.track)
+    k, phases = config.k, config.phases
     if config.method == "function" and config.tokens != DEFAULT_TOKENS:
         print(f"--tokens {config.tokens} has no effect: --method function cuts no similarity", file=sys.stderr)
     if config.stage == "2" and config.start is None:
         raise ValueError("--stage 2 goes on from a surrogate: give --start, such as the run folder of --stage 1")
-    if k != "auto":
-        if config.target is not None:
-            raise ValueError("--target goes with --k auto")
-        if k is not None and not str(k).isdigit():
-            raise ValueError(f"cannot read --k {k!r}: write a number of blocks, or auto")
-        if k is not None and config.phases is not None and int(k) != len(config.phases):
-            raise ValueError(f"--k {k} contradicts the {len(config.phases)} phases of --phases: leave out one of them")
-        if config.phases is not None and config.tokens != DEFAULT_TOKENS:
-            print(f"--tokens {config.tokens} has no effect: --phases says where depth is cut", file=sys.stderr)
-        return None
-    if config.phases is not None or config.stage == "2":
-        raise ValueError("--k auto cuts its own phases and trains each k whole: leave out --phases and --stage 2")
-    name, _, value = (config.target or "").partition("=")
-    try:
-        # No surrogate passes NaN, or 95 for .95; a recovery may be a little above 1.
-        if name in _HIGHEST_TARGETS and -math.inf < float(value) <= _HIGHEST_TARGETS[name]:
-            return name, float(value)
-    except ValueError:
-        pass
-    raise ValueError("--k auto needs --target recovery=.95 or r2=.6; r2 is at most 1, recovery at most 2")
+    if isinstance(k, str) and (phases is not None or config.stage == "2"):
+        raise ValueError(f"--k {k} cuts its own phases and trains each k whole: leave out --phases and --stage 2")
+    if phases is not None and k not in (None, len(phases)):
+        raise ValueError(f"--k {k} contradicts the {len(phases)} phases of --phases: leave out one of them")
+    if phases is not None and config.tokens != DEFAULT_TOKENS:
+        print(f"--tokens {config.tokens} has no effect: --phases says where depth is cut", file=sys.stderr)
 
 
 # One run, or one per k until a surrogate passes the target.
 
 
-def _smallest_k(job: Job, name: str, value: float, cut: _Cut, root: Path, made_with: dict[str, Any]) -> Distilled:
-    """Train k = 1, 2, ... until a trained surrogate passes the target."""
+def _smallest_k(job: Job, target: str, cut: _Cut, root: Path, made_with: dict[str, Any]) -> Distilled:
+    """Train k = 1, 2, ... until a trained surrogate passes the target, such as `r2=.6`."""
+    name, _, number = target.partition("=")
+    value = float(number)
     most = job.teacher.num_layers // shortest_phase(job.config.method, None)
     for k in range(1, most + 1):
         phases = cut(k)
@@ -255,7 +236,7 @@ def _smallest_k(job: Job, name: str, value: float, cut: _Cut, root: Path, made_w
         if name == "recovery":
             score = scores.recovery
         if score is None:
-            raise ValueError("recovery needs labels, and a teacher that is right on some: else --target r2=.6")
+            raise ValueError("recovery needs labels, and a teacher that is right on some: else --k r2=.6")
         if job.fabric.is_global_zero:
             print(f"k={k}  phases {phases}  {name} {score:.3f}  (target {value:g})", file=sys.stderr)
         if score >= value:
@@ -272,7 +253,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
     check_run_folder(job.teacher, folder)
     check_shared(folder, job.ranks)
     resolved = {**made_with, "phases": list(phases), "stage": config.stage}
-    run = Run(folder, resolved, resume=config.resume, writer=job.fabric.is_global_zero)
+    run = Run(folder, resolved, writer=job.fabric.is_global_zero)
     with run, deaths_explained(run, job.fabric):
         student = job.student(phases)
         # The checkpoints of a finished run may be deleted to save room: its blocks are then read from its surrogate.
@@ -281,9 +262,9 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
         if saved is not None:
             load_blocks(student, saved[0])
         elif done is not None:
-            start_from(student, str(folder), job.teacher, config.allow_other_teacher)
+            start_from(student, str(folder), job.teacher)
         elif config.start is not None:
-            start_from(student, config.start, job.teacher, config.allow_other_teacher)
+            start_from(student, config.start, job.teacher)
         if done is not None:
             if saved is not None and job.fabric.is_global_zero:
                 with run.writing():

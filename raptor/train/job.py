@@ -19,6 +19,7 @@ from raptor.data.classes import for_head
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks, ranks_of
 from raptor.phases.cut import Phases
+from raptor.phases.study import FUNCTION_IMAGES
 from raptor.surrogate.surrogate import check_trainable, make_surrogate
 from raptor.train.schedule import Budget
 from raptor.train.step import DistillStep
@@ -87,13 +88,8 @@ class Job:
         return (self.config.epoch_images or len(self.images.train)) / self.config.batch_size
 
     def graphed(self) -> bool:
-        """Whether forward and backward pass run as a CUDA graph: by default on a single GPU."""
-        single = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
-        if self.config.graph is None:
-            return single
-        if self.config.graph and not single:
-            raise ValueError("a CUDA graph needs a single GPU: leave out --graph")
-        return self.config.graph
+        """Whether forward and backward pass run as a CUDA graph: on a single GPU."""
+        return self.fabric.device.type == "cuda" and self.fabric.world_size == 1
 
     def stream(self, num_decoded: int | None = None) -> TrainStream:
         """This rank's training batches; `num_decoded` as in `TrainStream`."""
@@ -136,7 +132,7 @@ class Job:
     def num_cut_by(self) -> int:
         """How many training images decide where depth is cut."""
         if self.config.method == "function":  # each of them takes a pass per pair of blocks
-            return self.config.sample_images
+            return FUNCTION_IMAGES
         return self.config.num_images
 
     def has_head_term(self) -> bool:

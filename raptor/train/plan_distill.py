@@ -48,7 +48,7 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     check_run_folder(job.teacher, folder)
     check_folder(folder)
     resolved = {**made_with, "phases": list(phases), "stage": job.config.stage}
-    check_config(folder, resolved, job.config.resume)
+    check_config(folder, resolved)
     memory = Memory(job.fabric.device)
     student = job.student(phases)
     stream = job.stream(NUM_DECODED)

@@ -55,7 +55,7 @@ def load_blocks(student: ViT, tensors: Mapping[str, Tensor]) -> None:
     load_weights(shared_blocks(student), blocks, "the run's checkpoint")
 
 
-def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool) -> None:
+def start_from(student: ViT, start: str, teacher: ViT) -> None:
     """Take the blocks of the surrogate that `start` names."""
     module = None
     if needs_teacher(start):
@@ -63,9 +63,8 @@ def start_from(student: ViT, start: str, teacher: ViT, allow_other_teacher: bool
     other = open_vit(start, teacher=module)
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
-    # The blocks were trained on the states of one teacher: on another's they are a start, but no longer a surrogate.
-    if not allow_other_teacher:
-        check_teacher(other, teacher, start)
+    # The blocks were trained on the states of one teacher.
+    check_teacher(other, teacher, start)
     theirs = surrogate_spec(other)
     ours = surrogate_spec(student)
     for name in ("phases", "block", "conditioning", "adapters", "adapted"):

@@ -115,10 +115,10 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     made_with |= {"crop_scale": list(config.crop_scale), "limit": config.train_images, "precision": precision}
     folder = Path(config.out)
     if config.dry_run:
-        check_config(folder, made_with, config.resume)
+        check_config(folder, made_with)
         return _plan(_stage(vit, train_data, precision, config, fabric), len(val_data), folder)
     check_shared(folder, ranks_of(fabric))
-    run = Run(folder, made_with, resume=config.resume, writer=fabric.is_global_zero)
+    run = Run(folder, made_with, writer=fabric.is_global_zero)
     with run, deaths_explained(run, fabric):
         saved = run.load_checkpoint()
         if saved is not None:

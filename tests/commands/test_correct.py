@@ -39,7 +39,7 @@ def test_a_surrogate_beside_is_not_judged_on_images_that_it_was_trained_on(tmp_p
     run = tmp_path / "run"
     save_vit(open_vit("scenes-k3"), run / "surrogate")
     (run / "config.yaml").write_text(f"data: {photos}\n")
-    options = dict(at=3, extra=1, blur=0, jpeg=0, device="cpu", out=str(tmp_path / "out"))
+    options = dict(at=3, extra=1, device="cpu", out=str(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"are also in the training images of .*: name others with --data"):
         correct("scenes-k3", data="scenes", val=str(photos / "train"), beside=str(run / "surrogate"), **options)
     found = correct("scenes-k3", data="scenes", val=str(photos / "val"), beside=str(run / "surrogate"), **options)
@@ -50,9 +50,8 @@ def test_a_surrogate_beside_is_not_judged_on_images_that_it_was_trained_on(tmp_p
     ("words", "message"),
     [
         ("--at 7", "there is no phase 7: --at takes 1 to 3"),
-        ("--noise 0 --drop 0 --blur 0 --jpeg 0", "nothing is disturbed"),
         ("--beside scenes-k2", "is not a surrogate with the phases"),
-        ("--blur 6", "--blur"),
+        ("--extra 65", "--extra"),
     ],
 )
 def test_what_is_refused(words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

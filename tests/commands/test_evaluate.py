@@ -60,8 +60,8 @@ def photos(tmp_path: Path) -> Path:
 
 def test_the_certificate_names_bad_images(run: Path, photos: Path) -> None:
     with pytest.raises(ValueError, match=r"broken\.png"):
-        evaluate(str(run), data=str(photos), device="cpu", bootstrap=5)
-    evaluate(str(run), data=str(photos), device="cpu", bootstrap=5, skip_bad=True)
+        evaluate(str(run), data=str(photos), device="cpu")
+    evaluate(str(run), data=str(photos), device="cpu", skip_bad=True)
     saved = json.loads((run / "certificate.json").read_text())
     assert sorted(Path(name).parts[0] for name in saved["bad_images"]) == ["train", "val"]
     assert all(name.endswith("broken.png") for name in saved["bad_images"])
@@ -71,7 +71,7 @@ def test_the_certificate_names_bad_images(run: Path, photos: Path) -> None:
 def test_the_text_names_the_data_and_another_teacher(run: Path, photos: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         (photos / split / "a" / "broken.png").unlink()
-    few = dict(data=str(photos), device="cpu", bootstrap=5, null_models=False)
+    few = dict(data=str(photos), device="cpu")
     judged = evaluate(str(run), eps=10.0, **few)
     assert judged.text().startswith("Definition 1 holds for eps 10, closest at layer ")
     worst = judged.certificate.definition
@@ -100,7 +100,7 @@ def test_labels_are_of_the_runs_classes_by_name(run: Path, photos: Path, tmp_pat
     """A head of two classes is right or wrong only about those two, not about any two."""
     (run / "config.yaml").write_text(f"data: {photos}\n")
     write_tree(tmp_path / "c", [f"{part}/c/{part}{i}.png" for part in ("train", "val") for i in range(4)])
-    options = dict(device="cpu", bootstrap=5, null_models=False, out=str(tmp_path / "out"))
+    options = dict(device="cpu", out=str(tmp_path / "out"))
     scores = {}
     for name in "cab":  # the same images as a class that the head does not know, as its first and as its second
         for part in ("train", "val") if name != "c" else ():
@@ -125,7 +125,7 @@ def test_labels_are_of_the_classes_that_a_teacher_keeps(tmp_path: Path) -> None:
     for names in ("bc", "b"):
         data = tmp_path / names
         write_tree(data, [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in names for i in range(4)])
-        options = dict(device="cpu", bootstrap=5, null_models=False, out=str(tmp_path / "out" / names))
+        options = dict(device="cpu", out=str(tmp_path / "out" / names))
         found[names] = evaluate(str(tmp_path / "surrogate"), data=str(data), **options).certificate
     assert "no accuracy: the head has 2 classes, the data 2 of other names, such as b" in found["bc"].notes
     assert "teacher_accuracy" not in found["bc"].predictions and "teacher_accuracy" in found["b"].predictions
@@ -145,7 +145,7 @@ def test_only_the_judged_images_are_of_the_heads_classes(kept: bool, tmp_path: P
     teacher = tiny_timm("vit_tiny_patch16_224", num_classes=2)
     teacher.classes = ["b", "a"] if kept else None
     save_vit(teacher, tmp_path / "tiny")
-    run, names, options = tmp_path / "run", tmp_path / "names.txt", dict(device="cpu", bootstrap=5, train_images=4)
+    run, names, options = tmp_path / "run", tmp_path / "names.txt", dict(device="cpu", train_images=4)
     save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3)), run / "surrogate")
     others = [f"other/{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "xyz" for i in "12"]
     write_tree(tmp_path, others + [f"own/{c}/{c}{i}.png" for c in "ab" for i in range(5)])
@@ -187,7 +187,7 @@ def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytes
         return compute(self)
 
     monkeypatch.setattr(Items, "fingerprint", counted)
-    measured: dict[str, Any] = dict(train_images=4, bootstrap=5, null_models=False, device="cpu")
+    measured: dict[str, Any] = dict(train_images=4, device="cpu")
     found = evaluate(str(run), **measured).certificate
     assert found.predictions["teacher_accuracy"].value == known.teacher_accuracy
     assert looked_at.count(12) == 1
@@ -201,7 +201,7 @@ def test_copies_of_training_images_are_told_of_once(run: Path, tmp_path: Path, c
     write_tree(photos, [f"{part}/{c}/{part}{i}.png" for part in ("train", "val") for c in "ab" for i in range(4)])
     shutil.copy(photos / "train/a/train0.png", photos / "val/a/copy.png")
     (run / "config.yaml").write_text(f"data: {photos}\n")
-    evaluate(str(run), device="cpu", bootstrap=5, null_models=False)
+    evaluate(str(run), device="cpu")
     assert capsys.readouterr().err.count("1 of 9 images") == 1
 
 
@@ -216,7 +216,7 @@ def test_labels_follow_a_head_in_a_file(tmp_path: Path, photos: Path) -> None:
     (photos / "val/b/1.png").unlink()  # three images of a, two of b
     options: dict[str, Any] = dict(phases=[1, 3], budget="2steps", batch_size=4, out=str(run), device="cpu")
     given: dict[str, Any] = dict(head_file=str(head), classes=str(names))
-    measured: dict[str, Any] = dict(device="cpu", train_images=4, bootstrap=5, null_models=False)
+    measured: dict[str, Any] = dict(device="cpu", train_images=4)
     names.write_text("b\na\n")
     known = distill(str(tmp_path / "tiny"), str(photos), **options, **given).summary.validation
     assert known.teacher_accuracy == pytest.approx(0.6)
@@ -240,7 +240,7 @@ def test_labels_follow_the_classes_that_a_head_file_names(tmp_path: Path, photos
     options: dict[str, Any] = dict(phases=[1, 3], budget="2steps", batch_size=4, out=str(run), device="cpu")
     known = distill(str(tmp_path / "tiny"), str(photos), head_file=str(head), **options).summary.validation
     assert known.teacher_accuracy == pytest.approx(0.6)
-    measured: dict[str, Any] = dict(device="cpu", train_images=4, bootstrap=5, null_models=False)
+    measured: dict[str, Any] = dict(device="cpu", train_images=4)
     for classes in (None, str(names)):
         certificate = evaluate(str(run), head_file=str(head), classes=classes, **measured).certificate
         assert certificate.predictions["teacher_accuracy"].value == pytest.approx(0.6)
@@ -251,7 +251,7 @@ def test_labels_follow_the_classes_that_a_head_file_names(tmp_path: Path, photos
 
 def test_a_built_in_surrogate_is_written_below_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = evaluate("scenes-k3", num_images=16, train_images=16, null_models=False, bootstrap=5, device="cpu")
+    done = evaluate("scenes-k3", num_images=16, train_images=16, device="cpu")
     assert done.folder == Path("runs/evaluate-scenes-k3")
     assert json.loads((done.folder / "certificate.json").read_text())["bad_images"] == []
     saved = json.loads((done.folder / "complexity.json").read_text())
@@ -275,7 +275,7 @@ def test_each_set_of_images_has_a_row(run: Path, photos: Path, tmp_path: Path) -
     write_tree(tmp_path / "others", [f"{c}/other{c}{i}.png" for c in "xyz" for i in range(3)])
     for split in ("train", "val"):
         (photos / split / "a" / "broken.png").unlink()
-    few = dict(data=str(photos), device="cpu", bootstrap=5, null_models=False, sample_images=0)
+    few = dict(data=str(photos), device="cpu", sample_images=0)
     found = evaluate(str(run), shift=["noise", "jpeg:5", str(tmp_path / "others")], **few)
     rows = {row.name: row for row in found.certificate.shift}
     assert list(rows) == ["noise:3", "jpeg:5", str(tmp_path / "others")]
@@ -320,7 +320,7 @@ def test_an_autonomous_surrogate_gives_a_price(run: Path, photos: Path, tmp_path
     for split in ("train", "val"):
         (photos / split / "a" / "broken.png").unlink()
     save_vit(make_surrogate(open_vit(tmp_path / "tiny"), (1, 3), conditioning="none"), tmp_path / "plain" / "surrogate")
-    few = dict(data=str(photos), device="cpu", bootstrap=20, null_models=False, sample_images=0)
+    few = dict(data=str(photos), device="cpu", sample_images=0)
     found = evaluate(str(run), autonomous=str(tmp_path / "plain"), **few)
     price = found.certificate.autonomy
     assert price is not None and set(price.prices) == {"relative_largest", "relative_last", "r2_last", "agreement"}
@@ -337,7 +337,7 @@ def test_evaluate_judges_by_the_head_that_the_run_keeps(tmp_path: Path) -> None:
     options: dict[str, Any] = dict(device="cpu", train_images=64, num_images=16, size=size)
     distill(str(tmp_path / "teacher"), "scenes", k=2, budget="2steps", batch_size=8, out=str(run), **options)
     kept = (run / "head.safetensors").read_bytes()
-    same: dict[str, Any] = dict(num_images=16, null_models=False, bootstrap=5, device="cpu")
+    same: dict[str, Any] = dict(num_images=16, device="cpu")
     certificate = evaluate(str(run), **same).certificate
     assert (run / "head.safetensors").read_bytes() == kept
     said = json.loads((run / "summary.json").read_text())["validation"]["head"]
@@ -374,7 +374,7 @@ def test_a_run_of_a_module_of_your_own_is_evaluated_with_it(tmp_path: Path, monk
     assert main(made) == 0
     assert main(["evaluate", "run", *few]) == 2
     assert "made from a module of your own" in capsys.readouterr().err
-    measured = ["--num_images", "8", "--train_images", "8", "--bootstrap", "5", "--null_models", "false"]
+    measured = ["--num_images", "8", "--train_images", "8"]
     assert main(["evaluate", "run", "--module", "mine.py:other", *few, *measured]) == 2
     assert "was not made from" in capsys.readouterr().err
     assert main(["report", "run", "--device", "cpu"]) == 0
@@ -415,7 +415,7 @@ def test_every_pass_of_a_slow_machine_is_counted_in_a_log(
     (photos / "train" / "a" / "broken.png").unlink()
     (photos / "val" / "a" / "broken.png").unlink()
     monkeypatch.setattr("raptor.progress._LOG_INTERVAL", 0.0)  # as if each batch took longer than that
-    evaluate(str(run), data=str(photos), device="cpu", bootstrap=5)
+    evaluate(str(run), data=str(photos), device="cpu")
     said = capsys.readouterr().err
     assert all(f"{name}: 1/1 batches" in said for name in ("null models", "rounded weights", "stitching"))
     assert "certificate: 6/6 images" in said

@@ -14,7 +14,7 @@ from raptor.cli import main
 from raptor.commands import export
 from raptor.vit.pair import OtherTeacher
 
-QUICK = dict(num_images=8, timed_calls=1)
+QUICK = dict(num_images=8)
 TINY = dict(patch_size=8, embed_dim=24, depth=3, num_heads=2, img_size=32)
 
 
@@ -24,7 +24,7 @@ def test_an_int8_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     save_vit(teacher, tmp_path / "teacher")
     save_vit(make_surrogate(open_vit(tmp_path / "teacher"), (1, 2)), tmp_path / "run")
     out = tmp_path / "out"
-    words = f"export {tmp_path}/run --data scenes --num_images 8 --timed_calls 1 --weights int8 --out {out}".split()
+    words = f"export {tmp_path}/run --data scenes --num_images 8 --weights int8 --out {out}".split()
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "surrogate | pt2 | int8" in printed and "teacher | pt2 | int8" in printed
@@ -63,7 +63,7 @@ def test_shared_blocks_are_made_whole_by_the_readers_own_file(tmp_path: Path) ->
         open_vit(shared)
     with pytest.raises(ValueError, match="is not there: give its new place with --teacher"):
         open_pair(shared)
-    words = f"export {shared} --to folder --teacher {mine} --out {tmp_path}/whole --num_images 8 --timed_calls 1"
+    words = f"export {shared} --to folder --teacher {mine} --out {tmp_path}/whole --num_images 8"
     assert main(words.split()) == 0
     whole, original = open_vit(tmp_path / "whole"), open_vit(tmp_path / "run")
     images = noise_images(whole)

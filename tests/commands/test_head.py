@@ -20,7 +20,7 @@ from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
 
-FEW = dict(data="scenes", device="cpu", num_images=12, bootstrap=20)
+FEW = dict(data="scenes", device="cpu", num_images=12)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_certificate_has_both_heads(run: Path, monkeypatch: pytest.MonkeyPat
     again = head(str(run), budget="6steps", batch_size=8, train_images=16, lr=1e-2, **FEW)
     assert (again.fit.first_loss, again.fit.last_loss) == (fit.first_loss, fit.last_loss)
 
-    judged = evaluate(str(run), null_models=False, sample_images=0, shift=["noise"], **FEW)
+    judged = evaluate(str(run), sample_images=0, shift=["noise"], **FEW)
     predictions = Certificate.read(run).predictions
     assert predictions["agreement"] == fit.untouched and predictions["refitted_agreement"] == fit.refitted
     assert judged.certificate.shift[0].refitted is not None
@@ -51,7 +51,7 @@ def test_the_certificate_has_both_heads(run: Path, monkeypatch: pytest.MonkeyPat
     # A head that judges by other classes has no refitted twin.
     saved = json.loads((run / HeadFit.FILE).read_text())
     (run / HeadFit.FILE).write_text(json.dumps({**saved, "head": "the head in other.safetensors"}))
-    other = evaluate(str(run), null_models=False, sample_images=0, **FEW).certificate
+    other = evaluate(str(run), sample_images=0, **FEW).certificate
     assert "refitted_agreement" not in other.predictions
     assert any("the refitted head is left out" in note for note in other.notes)
 

@@ -21,11 +21,10 @@ from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
 
-@pytest.mark.parametrize("format", ["npy", "safetensors"])
 @pytest.mark.parametrize("pool", [True, False])
-def test_rows_are_the_states_of_the_images(format: str, pool: bool, tmp_path: Path) -> None:
+def test_rows_are_the_states_of_the_images(pool: bool, tmp_path: Path) -> None:
     vit = open_vit("scenes")
-    found = states(vit, layers=[0, 12], num_images=6, batch_size=4, format=format, pool=pool, out=str(tmp_path))
+    found = states(vit, layers=[0, 12], num_images=6, batch_size=4, pool=pool, out=str(tmp_path))
     images = open_data("scenes", "all", limit=6, size=48)
     batch = next(iter(iterate(images, vit.preprocess, 6)))
     with torch.no_grad():
@@ -53,8 +52,8 @@ def test_arrays_of_an_earlier_command_go_and_files_of_others_stay(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {*files, "states.json", "layer9.cls.npy"}
     assert outside.read_bytes() == b"mine"
     (tmp_path / "states.json").write_text("{")
-    states("scenes", layers=[12], num_images=4, format="safetensors", out=str(tmp_path))
-    assert (tmp_path / "states.safetensors").exists()
+    states("scenes", layers=[11], num_images=4, out=str(tmp_path))
+    assert (tmp_path / "layer11.cls.npy").exists() and (tmp_path / "layer12.cls.npy").exists()
 
 
 def test_the_command_takes_a_module_of_your_own(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -159,11 +158,10 @@ def pictures(folder: Path, num: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("format", ["npy", "safetensors"])
-def test_unreadable_images_are_left_out_and_named(format: str, tmp_path: Path, capsys) -> None:
+def test_unreadable_images_are_left_out_and_named(tmp_path: Path, capsys) -> None:
     photos = pictures(tmp_path / "p", 5)
     (photos / "p1.png").write_text("no picture")
-    words = ["scenes", "--data", str(photos), "--format", format, "--batch_size", "2", "--out", str(tmp_path / "out")]
+    words = ["scenes", "--data", str(photos), "--batch_size", "2", "--out", str(tmp_path / "out")]
     assert main(["states", *words]) == 2
     assert "p1.png" in capsys.readouterr().err
     assert main(["states", *words, "--skip_bad"]) == 0

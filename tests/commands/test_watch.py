@@ -35,7 +35,7 @@ def test_sets_that_are_known_to_be_unusual(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for i in range(5):
         Image.fromarray(rng.integers(0, 255, (60, 60, 3), dtype=np.uint8)).save(photos / f"{i}.png")
-    options = dict(num_images=60, false_alarms=0.1, device="cpu", attack_steps=3, attack_eps=4.0)
+    options = dict(num_images=60, false_alarms=0.1, device="cpu")
     found = watch("scenes-k3", unusual=["noise:5", "pgd", str(photos)], out=str(tmp_path / "out"), **options)
     measured = WatchFile.read(tmp_path / "out")
     scenes, noise, attack, folder = measured.sets

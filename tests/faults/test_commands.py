@@ -13,7 +13,7 @@ from fault_runs import count_whole, image_folder, whole_results
 pytestmark = pytest.mark.slow
 COMMANDS = {
     "phases": ["phases", "scenes", "--k", "2", "--twin", "false"],
-    "evaluate": ["evaluate", "scenes-k2", "--train_images", "4", "--bootstrap", "2", "--null_models", "false"],
+    "evaluate": ["evaluate", "scenes-k2", "--train_images", "4"],
     "probe": ["probe", "scenes", "--closed_form", "ridge"],
 }
 NUM = {"phases": "--num_images", "evaluate": "--num_images", "probe": "--num_images"}

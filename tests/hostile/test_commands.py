@@ -71,11 +71,7 @@ phases teacher --data images --num_workers 99999 :: --num_workers :: at most 102
 phases teacher --data images --split nope :: 'nope' :: use train, val, all
 phases teacher --data images --device tpu :: --device :: one of auto, cpu, cuda
 phases teacher --data images --precision fp8 :: --precision :: one of auto, fp32, bf16
-phases teacher --data images --dtype int8 :: --dtype :: one of fp32
 phases teacher --data images --method nope :: --method :: one of maxcut, dp, function
-phases teacher --data images --score nope :: --score :: one of weighted
-phases teacher --data images --min_length 0 :: --min_length :: at least 1
-phases teacher --data images --min_length 99 :: 99 layers :: smaller --min_length
 phases teacher --data images --tokens nope :: 'nope' tokens :: choose from all
 phases teacher --data images --tokens registers :: 'registers' tokens :: choose from all
 phases teacher --data images --standardise maybe :: --standardise :: true or false
@@ -89,7 +85,6 @@ phases teacher --dat images :: --dat :: did you mean --data
 phases teacher --data images --size 0 :: 0 px :: --size of 1..4096
 phases teacher --data images --size -3 :: -3 px :: --size of 1..4096
 phases teacher --data images --size 7 :: 7 px :: give another --size
-phases teacher teacher --name x --data images :: --name :: leave it out
 phases run --teacher nope :: 'nope' :: write timm/NAME
 phases run --teacher ./nope :: './nope' :: write timm/NAME
 phases run --teacher timm/nope :: 'nope' :: see raptor models
@@ -108,17 +103,15 @@ DISTILL = """
 distill nope --out OUT :: 'nope' :: write timm/NAME
 distill teacher --data images --k 0 --out OUT :: --k :: at least 1
 distill teacher --data images --k 99 --out OUT :: k=99 :: smaller --k
-distill teacher --data images --k x --out OUT :: --k 'x' :: or auto
+distill teacher --data images --k x --out OUT :: --k: x is no number :: write 3
 distill teacher --data images --phases 2 3 --out OUT :: [2, 3] :: change one
 distill teacher --data images --phases 0 4 --out OUT :: [0, 4] :: positive
 distill teacher --data images --phases 4 --k 2 --out OUT :: --k 2 :: leave out one
 distill teacher --data images --phases x --out OUT :: --phases :: whole numbers
 distill teacher --data images --stage 3 --out OUT :: --stage :: one of all
 distill teacher --data images --phases 2 2 --stage 2 --batch_size 4 --out OUT :: --stage 2 :: give --start
-distill teacher --data images --target r2=.6 --out OUT :: --target :: --k auto
-distill teacher --data images --k auto --out OUT :: --target :: recovery=.95
-distill teacher --data images --k auto --target x=1 --out OUT :: --target :: recovery=.95
-distill teacher --data images --k auto --target r2=x --out OUT :: --target :: recovery=.95
+distill teacher --data images --k x=1 --out OUT :: x=1 :: recovery=.95
+distill teacher --data images --k r2=x --out OUT :: r2=x :: recovery=.95
 distill teacher --data images --recipe nope --out OUT :: 'nope' :: choose from adamw
 distill teacher --data images --recipe deflaut --out OUT :: 'deflaut' :: did you mean default
 distill teacher --data images --recipe nope.yaml --out OUT :: 'nope.yaml' :: choose from adamw
@@ -153,17 +146,14 @@ distill teacher --data images --head_file images --out OUT :: images :: give a s
 distill teacher --data images --seed -1 --out OUT :: --seed :: at least 0
 distill teacher --data images --seed 99999999999999999999999 --out OUT :: --seed :: at most
 distill teacher --data images --track nope --out OUT :: --track :: one of wandb
-distill teacher --data images --phases 2 2 --graph true --batch_size 4 --out OUT :: CUDA graph :: leave out --graph
 distill teacher --data images --classes nope.txt --out OUT :: nope.txt :: check its path
 distill teacher --data images --classes images --out OUT :: images :: one class per line
 distill teacher --data images --classes head.safetensors --out OUT :: head.safetensors :: UTF-8
 distill teacher --data images --tokens nope --out OUT :: 'nope' tokens :: choose from all
 distill teacher --data images --val nope --out OUT :: 'nope' :: give a folder
 distill teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
-distill teacher --data images --dtype bf16 --out OUT :: bfloat16 :: leave out --dtype
 distill teacher --data images --phases 2 2 --batch_size 4 --out teacher :: teacher holds :: choose another --out
 distill teacher --data images --phases 2 2 --batch_size 4 --out run :: another config :: choose another --out
-distill teacher --data images --phases 2 2 --batch_size 4 --out run --resume false :: already :: choose another --out
 distill teacher --data images --out classes.txt :: classes.txt :: choose another --out
 distill teacher --data images --out /proc/x :: /proc/x :: choose another --out
 """
@@ -174,7 +164,6 @@ evaluate nope :: run folder nope :: give the --out
 evaluate teacher --data images --out OUT :: teacher is no surrogate :: raptor distill
 evaluate run --num_images 0 --out OUT :: --num_images :: at least 1
 evaluate run --train_images 0 --out OUT :: --train_images :: at least 1
-evaluate run --bootstrap -1 --out OUT :: --bootstrap :: at least 0
 evaluate run --batch_size 0 --out OUT :: --batch_size :: at least 1
 evaluate run --seed -1 --out OUT :: --seed :: at least 0
 evaluate run --head_file /etc/passwd --out OUT :: /etc/passwd :: give a file with weight
@@ -186,7 +175,6 @@ evaluate run --out classes.txt :: classes.txt :: choose another --out
 evaluate run --classes nope.txt --out OUT :: nope.txt :: check its path
 evaluate run --split nope --out OUT :: 'nope' :: use train, val, all
 evaluate run --data nope --out OUT :: 'nope' :: give a folder
-evaluate run --null_models maybe --out OUT :: --null_models :: true or false
 evaluate run --size 5000 --out OUT :: 5000 px :: --size of 1..4096
 """
 
@@ -262,11 +250,9 @@ states teacher --data images --layers x --out OUT :: --layers :: whole numbers
 states teacher --data images --num_images 0 --out OUT :: --num_images :: at least 1
 states teacher --data images --split nope --out OUT :: 'nope' :: use train, val, all
 states teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
-states teacher --data images --format nope --out OUT :: --format :: one of npy
 states teacher --data images --pool maybe --out OUT :: --pool :: true or false
 states teacher --data images --out classes.txt :: classes.txt :: choose another --out
 states teacher --data nope --out OUT :: 'nope' :: give a folder
-states teacher --data images --format safetensors --pool false --out OUT
 states teacher --data images --layers 0 4 --out 'OUT with spaces é'
 states teacher --data images --out OUT/-dash
 states teacher --data images --parts nope --out OUT :: --parts :: one of attn, attn_out
@@ -379,6 +365,10 @@ def test_an_ascii_terminal(name: str, world: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
     assert main(["phases", name]) == 2
-    assert err.text().startswith("raptor: unknown model") and err.text().count("\n") == 1 and "\x1b" not in err.text()
+    assert (
+        err.text().startswith("raptor: MODEL: unknown model")
+        and err.text().count("\n") == 1
+        and "\x1b" not in err.text()
+    )
     print(name)
     assert len(out.text()) >= len(name)

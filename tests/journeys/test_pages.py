@@ -16,9 +16,9 @@ from raptor.cli import main
 SMALL = {
     "phases": "--num_images 32 --twin false",
     "distill": "--budget 4steps --batch_size 8 --train_images 64 --num_images 16",
-    "evaluate": "--num_images 16 --train_images 32 --bootstrap 20",
+    "evaluate": "--num_images 16 --train_images 32",
     "probe": "--train_images 32 --num_images 16 --epochs 1 --batch_size 16",
-    "export": "--num_images 16 --timed_calls 1",
+    "export": "--num_images 16",
     "dynamics": "--num_images 16 --sample_images 2",
 }
 """Options that make a command short; they take the place of those on the page."""

@@ -41,8 +41,8 @@ COMMANDS = {
     "standardised": ["phases", "MODEL", *MEASURED, "--k", "2", "--standardise", "true", "--tokens", "all"],
     "one-image": ["phases", "MODEL", *ONE, "--k", "2", "--twin", "true"],
     "distill": ["distill", "MODEL", *STILL, "--k", "2"],
-    "evaluate": ["evaluate", "RUN", *MEASURED, "--train_images", "9", "--bootstrap", "20"],
-    "one-certified": ["evaluate", "RUN", *ONE, "--train_images", "5", "--bootstrap", "20"],
+    "evaluate": ["evaluate", "RUN", *MEASURED, "--train_images", "9"],
+    "one-certified": ["evaluate", "RUN", *ONE, "--train_images", "5"],
     "dynamics": [
         *("dynamics", "RUN", *ODD, "--sample_images", "5", "--num_classes", "2"),
     ],

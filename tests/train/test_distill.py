@@ -31,21 +31,18 @@ from raptor.vit.view import ViT
         (dict(recipe="papper"), "unknown recipe 'papper': did you mean paper?"),
         (dict(recipe="missing.yaml"), "unknown recipe 'missing.yaml'"),
         (dict(stage="3"), "--stage must be one of all, 1, 2, got 3"),
-        (dict(k="two", phases=None), "cannot read --k 'two'"),
+        (dict(k="two", phases=None), "two is no number of blocks and no target"),
         (dict(k=0, phases=None), "k"),
         (dict(k=9, phases=None), "k"),
-        (dict(k=2, target="r2=.5"), "--target goes with --k auto"),
-        (dict(k="auto", phases=None), "--k auto needs --target"),
-        (dict(k="auto", phases=None, target="r2=high"), "--k auto needs --target"),
-        (dict(k="auto", phases=None, target="loss=1"), "--k auto needs --target"),
-        (dict(k="auto", phases=None, target="recovery=nan"), "r2 is at most 1, recovery at most 2"),
-        (dict(k="auto", phases=None, target="recovery=95"), "recovery at most 2"),
-        (dict(k="auto", phases=None, target="r2=1.02"), "r2 is at most 1"),
-        (dict(k="auto", target="r2=.5"), "leave out --phases"),
+        (dict(k="r2=high", phases=None), "write 3, recovery=.95 or r2=.6"),
+        (dict(k="loss=1", phases=None), "write 3, recovery=.95 or r2=.6"),
+        (dict(k="recovery=nan", phases=None), "r2 is at most 1, recovery at most 2"),
+        (dict(k="recovery=95", phases=None), "recovery at most 2"),
+        (dict(k="r2=1.02", phases=None), "r2 is at most 1"),
+        (dict(k="r2=.5"), "leave out --phases"),
         (dict(k=3), "--k 3 contradicts the 2 phases of --phases"),
         (dict(method="function"), "--method function cuts depth, and --phases says where"),
         (dict(copy="representative"), "add it, or change --copy"),
-        (dict(graph=True), "a CUDA graph needs a single GPU"),
         (dict(phases=[2, 3]), r"phases \[2, 3\] do not sum to the 4 blocks"),
         (dict(batch_size=0), "--batch_size must be at least 1"),
         (dict(batch_size=1000), "cannot be filled from 64 images"),
@@ -122,26 +119,26 @@ def test_the_head_term_takes_a_ridge_head_where_there_are_labels_and_says_so_whe
 
 
 def test_auto_stops_at_the_smallest_k_that_passes(tmp_path, capfd):
-    options = dict(phases=None, k="auto", budget="4steps")
+    options = dict(phases=None, budget="4steps")
     scores = {}
     for k in (1, 2):
         one = tiny_run(tmp_path / f"alone-{k}", **{**options, "k": k})
         scores[k] = one.summary.validation.r2_lowest
     assert scores[1] < scores[2]
     between = (scores[1] + scores[2]) / 2
-    result = tiny_run(tmp_path / "auto", **options, target=f"r2={between}")
+    result = tiny_run(tmp_path / "auto", **options, k=f"r2={between}")
     assert result.surrogate.phases is not None and len(result.surrogate.phases) == 2
     assert result.folder == tmp_path / "auto" / "k2"
     assert result.summary.validation.r2_lowest == scores[2]
     assert not (tmp_path / "auto" / "k3").exists()
     assert capfd.readouterr().out == ""
-    first = tiny_run(tmp_path / "easy", **options, target=f"r2={scores[1]}")
+    first = tiny_run(tmp_path / "easy", **options, k=f"r2={scores[1]}")
     assert first.folder.name == "k1"
 
 
 def test_auto_says_when_no_k_passes(tmp_path):
     with pytest.raises(ValueError, match=r"no k passes r2=1: at k=4 it is"):
-        tiny_run(tmp_path / "run", phases=None, k="auto", target="r2=1", budget="2steps")
+        tiny_run(tmp_path / "run", phases=None, k="r2=1", budget="2steps")
 
 
 def test_distilling_leaves_the_teacher_as_it_was(tmp_path):
@@ -275,7 +272,7 @@ def test_cut_by_function_starts_each_phase_from_its_representative(tmp_path: Pat
     teacher = tiny_teacher()
     images = open_data("scenes", "train", limit=8)
     cost = measure_replacement(teacher, iterate(images, teacher.preprocess, 8))["block"].cost
-    options = dict(phases=None, k=2, method="function", sample_images=8, train_images=8, batch_size=4)
+    options = dict(phases=None, k=2, method="function", train_images=8, batch_size=4)
 
     done = tiny_run(tmp_path / "run", teacher, budget="2steps", **options)
 

@@ -99,8 +99,6 @@ def test_a_finished_run_is_given_back_untouched(tmp_path):
         path.unlink() if path.is_file() else None
     without = tiny_run(tmp_path / "run")
     assert all(torch.equal(blocks_of(first)[n], v) for n, v in blocks_of(without).items())
-    with pytest.raises(RunError, match="already holds a run"):
-        tiny_run(tmp_path / "run", resume=False)
 
 
 def test_a_run_with_muon_resumes_to_the_last_bit(tmp_path, monkeypatch):

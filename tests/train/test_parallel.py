@@ -23,7 +23,7 @@ VARIED |= dict(adapters=2, adapted="mlp", average_last=0.5)
 
 pytestmark = pytest.mark.slow  # each process imports everything
 TEACHER = dict(budget="10steps", drop=0.4, mixup=0.4, cutmix=1.0)
-AUTO = dict(phases=None, k="auto", target="r2=-9", budget="2steps")
+AUTO = dict(phases=None, k="r2=-9", budget="2steps")
 
 
 def torchrun(runs: dict[str, dict[str, Any]]) -> None:
