@@ -148,8 +148,7 @@ def _open_both(
     train_spec, val_spec = spec_text(chosen.data), spec_text(chosen.val or chosen.data)
     if config.data is None and train_spec.partition(":")[0] not in DENSE_KINDS:
         raise ValueError(f"{train_spec}, the data of the run, has no target per pixel: give --data nyuv2:PATH")
-    chosen.check_same(chosen.data, "train")
-    chosen.check_same(chosen.val or chosen.data, chosen.split)
+    chosen.check_same("train", "val")
     train_frames = open_dense(train_spec, "train", task, limit=limit, size=size)
     judged_frames = open_dense(val_spec, chosen.judged_split, task, limit=val_images, size=size)
     # Who asks for training images gets them. Held-out frames must not be among those that were trained on.

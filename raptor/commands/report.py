@@ -100,7 +100,7 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     try:
         chosen = ChosenData.of(results.folder, vars(config))
         if asked:
-            chosen.judged(1)
+            shown_images(chosen, config.num_images)
     except ValueError as error:
         if asked:
             raise

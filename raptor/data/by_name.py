@@ -114,8 +114,8 @@ def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageDat
 
         return DrawnScenes(split, size)
     whole = spec if isinstance(spec, ImageData) else _open_reader(spec)
-    chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name))
-    chosen.num_there = len(whole)
+    rows = choose_split(whole.keys, whole.parts, split, whole.name)
+    chosen = whole.select(rows, f"outside the part `{split}`")
     if whole.labels is not None and chosen.labels is None:
         num_missing = int(np.sum(np.array(whole.labels) < 0))
         tell_once(f"the labels of {whole.name} ({split}) are not used: {num_missing:,} of its images have none")

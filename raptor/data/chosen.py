@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from raptor.data.apart import check_apart
 from raptor.data.archives import list_files
 from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
-from raptor.data.folder import tell_once
+from raptor.data.folder import listed, tell_once
 from raptor.data.images import ImageData
 from raptor.data.split import is_train, own_validation
 from raptor.files import RunError
@@ -37,24 +37,22 @@ def default_data(model: Any) -> str:
 
 
 @dataclass
-class _RunImages:
-    """The data of the run in `folder`, and the fingerprints that it keeps of its images (see `describe_images`).
+class _Run:
+    """A run folder, the data it was made with, and the fingerprints that it keeps of its images (`describe_images`).
 
     The data is kept as it was typed, so that from another folder the same words may name other images.
     """
 
     folder: Path
-    data: Spec
-    val: Spec | None
-    split: str
+    chosen: ChosenData
     images: dict[str, Any]
     has_classes: bool
 
     @classmethod
-    def of(cls, model: Any, with_val: bool = True) -> _RunImages | None:
-        """The images of the run folder that `model` names or lies in; None if it is not of a run.
+    def of(cls, model: Any, with_val: bool = True) -> _Run | None:
+        """The run folder that `model` names or lies in; None if there is none.
 
-        with_val: whether the run's `val` is wanted; otherwise only its `data` has to be there.
+        with_val: whether the run's images to judge on are wanted; otherwise only its `data` has to be there.
         """
         if not isinstance(model, str | Path):
             return None
@@ -64,8 +62,7 @@ class _RunImages:
         if not (folder / "config.yaml").is_file():
             return None
         config = read_config(folder)
-        data = config.get("data")
-        if data is None:
+        if config.get("data") is None:
             return None
         images = config.get("images")
         images = dict(images) if isinstance(images, dict) else {}
@@ -73,41 +70,35 @@ class _RunImages:
         if not with_val:
             val = None
             images.pop("val", None)
-        for path in _names_of(data) + _names_of(val):
+        chosen = ChosenData(config["data"], val, str(config.get("split") or "val"))
+        for path in _names_of(chosen.data) + _names_of(chosen.val):
             # Patterns and names of sets are looked up when they are opened.
             is_pattern = path.startswith(("hf/", "wds/")) or not set(":,*{[").isdisjoint(path)
             if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
                 raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
-        has_classes = config.get("classes") is not None
-        return cls(folder, data, val, str(config.get("split") or "val"), images, has_classes)
+        return cls(folder, chosen, images, config.get("classes") is not None)
 
-    def check(self, spec: Spec, split: str) -> None:
-        """Raise if the part of `spec` that is read is the run's and holds other images by now."""
-        if spec not in (self.data, self.val):
+    def check(self, part: str) -> None:
+        """Raise if the images of a part, `train` or `val`, are others than the run was made with."""
+        kept = self.images.get(part)
+        if kept is None:
             return
-        if spec == self.data:
-            option = "--data"
-            parts = ["train"]
-        else:
-            option = "--val"
-            parts = ["val"]
-        if self.val is None:  # both parts are of one set
-            parts = {"train": ["train"], "all": ["train", "val"]}.get(split, ["val"])
+        chosen = self.chosen
         # Opened as the run opened them. Labels and the size of images do not matter.
-        own = ChosenData(self.data, self.val, self.split)
-        for part in parts:
-            kept = self.images.get(part)
-            if kept is None:
-                continue
-            num_images = kept["num_images"]
-            found = own.training(num_images) if part == "train" else own.judged(num_images)
-            if len(found) == num_images and found.fingerprint() == kept["fingerprint"]:
-                del self.images[part]  # compared once, because a fingerprint of many files takes a while
-            else:
-                raise RunError(
-                    f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
-                    "run this in the folder where the run was made"
-                )
+        if part == "train":
+            spec = chosen.data
+            found = open_data(spec, "train", limit=kept["num_images"])
+        else:
+            spec = chosen.judged_spec
+            found = open_data(spec, chosen.judged_split, limit=kept["num_images"])
+        if len(found) == kept["num_images"] and found.fingerprint() == kept["fingerprint"]:
+            del self.images[part]  # compared once, because a fingerprint of many files takes a while
+        else:
+            option = "--data" if spec is chosen.data else "--val"
+            raise RunError(
+                f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
+                "run this in the folder where the run was made"
+            )
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class ChosenData:
     skip_bad: bool = False
     names: Sequence[str] | None = None
     num_classes: int = 0
-    run: _RunImages | None = field(default=None, compare=False)
+    run: _Run | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # Frozen, because results name the data by it; a program may give paths, tensors or a Dataset.
@@ -153,27 +144,19 @@ class ChosenData:
             classes = head_names(options["classes"], num_classes)
         run = None
         if data is None:
-            run = _RunImages.of(model, with_val=val is None)
-            if run is None and val is None:
-                data = default_data(model)
-            else:
-                data = DEFAULT_DATA
+            run = _Run.of(model, with_val=val is None)
         if run is not None:
-            data = run.data
+            data = run.chosen.data
             if val is None:
-                val = run.val
+                val = run.chosen.val
             if run.has_classes and num_classes and names is None and classes is None:
                 raise RunError(f"{run.folder} was made with --classes and does not keep these names: give --classes")
-        return cls(
-            data=data,
-            val=val,
-            split=options.get("split") or "val",
-            classes=classes,
-            skip_bad=bool(options.get("skip_bad")),
-            names=names,
-            num_classes=num_classes,
-            run=run,
-        )
+        elif data is None:
+            data = DEFAULT_DATA
+            if val is None:
+                data = default_data(model)
+        split = options.get("split") or "val"
+        return cls(data, val, split, classes, bool(options.get("skip_bad")), names, num_classes, run)
 
     @property
     def judged_spec(self) -> Spec:
@@ -200,10 +183,11 @@ class ChosenData:
         is_other = self.val is not None and not _places(self.val) & _places(self.data)
         return "own" if is_other and self.split == "val" else self.split
 
-    def check_same(self, spec: Spec, split: str) -> None:
-        """Raise if this is the data of a run and holds other images than the run was made with."""
-        if self.run is not None:
-            self.run.check(spec, split)
+    def check_same(self, *parts: str) -> None:
+        """Raise if a part, `train` or `val`, is of a run and holds other images than the run was made with."""
+        for part in parts:
+            if self.run is not None:
+                self.run.check(part)
 
     def training(self, limit: int | None = None, size: int | None = None, any_class: bool = False) -> ImageData:
         """The images to train or fit on.
@@ -211,7 +195,7 @@ class ChosenData:
         any_class: whether they may be of other classes than the head's, because nothing is fitted to their labels;
             such images have no labels then.
         """
-        self.check_same(self.data, "train")
+        self.check_same("train")
         found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
         known = self.head_classes
         if not any_class or known is None or not self.num_classes or found.labels is None:
@@ -226,10 +210,10 @@ class ChosenData:
         if self.run is not None:  # they are the run's, and compared with its fingerprints
             return self.training(None, size, any_class=True)
         try:
-            run = _RunImages.of(model)
+            run = _Run.of(model)
             if run is None:
                 return None
-            of_run = ChosenData(run.data, run.val, names=self.head_classes, num_classes=self.num_classes, run=run)
+            of_run = replace(run.chosen, names=self.head_classes, num_classes=self.num_classes, run=run)
             return of_run.training(None, size, any_class=True)
         except ValueError as error:
             # The last part of the message is a remedy for the images that are given, which these are not.
@@ -250,12 +234,14 @@ class ChosenData:
             images must not be among them, see `check_apart`.
         also: further training images that the judged ones must not be among.
         """
-        self.check_same(self.judged_spec, self.split)
+        self.check_same(*{"train": ["train"], "all": ["train", "val"]}.get(self.split, ["val"]))
         split = self.judged_split
-        found = open_data(self.judged_spec, split, limit=limit, size=size, skip_bad=self.skip_bad)
-        if found.num_there is not None and len(found) < found.num_there:
-            counts = f"{len(found):,} of the {found.num_there:,} images of {found.name}"
-            tell_once(f"{counts} are measured, {_why(len(found), split, limit)}")
+        found = open_data(self.judged_spec, split, size=size, skip_bad=self.skip_bad)
+        if limit is not None:
+            found = found.select(found.sample(limit), "beyond --num_images")
+        if found.not_chosen:
+            counts = f"{len(found):,} of the {len(found) + sum(found.not_chosen.values()):,} images of {found.name}"
+            tell_once(f"{counts} are measured; left out: {listed(found.not_chosen)}")
         if split not in ("train", "all"):
             fitted = [data for data in (like, also) if data is not None]
             compared: set[str] = set()
@@ -285,13 +271,6 @@ class ChosenData:
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
-
-
-def _why(num_images: int, split: str, limit: int | None) -> str:
-    """Why not all images are measured."""
-    if num_images == limit:
-        return "--num_images gives more"
-    return f"the part `{split}`"
 
 
 def labelled_like(judged: ImageData, train: ImageData) -> ImageData:

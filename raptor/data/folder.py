@@ -61,11 +61,12 @@ def no_images(place: str, expected: str, left_out: Mapping[str, int], hint: str 
     """The error for a folder or an archive without an image that can be read; it says what else is there."""
     found = ""
     if left_out:
-        found = f" and found {_listed(left_out)}"
+        found = f" and found {listed(left_out)}"
     return ValueError(f"no images in {place}; expected {expected}{found}{hint}")
 
 
-def _listed(left_out: Mapping[str, int]) -> str:
+def listed(left_out: Mapping[str, int]) -> str:
+    """What is left out, in words: each reason with its count."""
     return ", ".join(f"{kind} ({number:,})" for kind, number in sorted(left_out.items()))
 
 
@@ -142,7 +143,7 @@ class ListedImages(ImageData):
         self.left_out = dict(found.left_out)
         if found.left_out:
             remedy = "convert, repair, unpack or move them to use them"
-            tell_once(f"left out of {self.name}: {_listed(found.left_out)}; {remedy}")
+            tell_once(f"left out of {self.name}: {listed(found.left_out)}; {remedy}")
 
     def read(self, position: int) -> Image.Image:
         return open_image(self.content(position))

@@ -199,7 +199,7 @@ class ImageData(Items):
         bad: names of unreadable images met with `skip_bad`.
         specs: the names that open it again, one for each set that was joined.
         left_out: how many files of each kind the reader found and does not read.
-        num_there: how many images the named data has, of which these are a part; None where it is drawn without end.
+        not_chosen: how many images of the named data these lack, by the reason.
     """
 
     fill_size = 64
@@ -223,7 +223,7 @@ class ImageData(Items):
         self.skip_bad = False
         self.bad: list[str] = []
         self.left_out: dict[str, int] = {}
-        self.num_there: int | None = None
+        self.not_chosen: dict[str, int] = {}
 
     def __getitem__(self, index: int) -> Image.Image:
         return self.load(index)
@@ -253,10 +253,15 @@ class ImageData(Items):
         """The labels that these images have."""
         return set(self.labels or ())
 
-    def select(self, indices: Sequence[int]) -> Self:
-        """The same reader over some of its images; labels stay only if each of these images has one."""
+    def select(self, indices: Sequence[int], why: str = "") -> Self:
+        """The same reader over some of its images; labels stay only if each of these images has one.
+
+        why: what leaves the others out, to be told.
+        """
         chosen = super().select(indices)
         chosen.bad = []
+        if why and len(chosen) < len(self):
+            chosen.not_chosen = self.not_chosen | {why: len(self) - len(chosen)}
         if self.labels is not None:
             chosen.labels = list(map(self.labels.__getitem__, indices))
             if min(chosen.labels, default=0) < 0:

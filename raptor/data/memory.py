@@ -58,6 +58,7 @@ class JoinedImages(ImageData):
         specs: list[str] = []
         labels: list[int] = []
         left_out: Counter[str] = Counter()
+        not_chosen: Counter[str] = Counter()
         for data in sets:
             # Two sets may have images of one name.
             names += [f"{data.name}: {name}" for name in data.names]
@@ -65,6 +66,7 @@ class JoinedImages(ImageData):
             specs += data.specs
             labels += data.labels or ()
             left_out.update(data.left_out)
+            not_chosen.update(data.not_chosen)
         name = " ".join(data.name for data in sets)
         classes = sets[0].classes
         # A label is a place in this list, so that equal labels of other lists mean other classes.
@@ -74,8 +76,7 @@ class JoinedImages(ImageData):
             super().__init__(name, names, keys=keys)
         self.specs = specs
         self.left_out = dict(left_out)
-        if all(data.num_there is not None for data in sets):
-            self.num_there = sum(data.num_there or 0 for data in sets)
+        self.not_chosen = dict(not_chosen)
         self.sets = list(sets)
         self.ends = list(accumulate(map(len, sets)))
 

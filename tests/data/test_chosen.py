@@ -304,10 +304,16 @@ def test_opened_images_are_matched_by_the_names_of_their_classes(
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photos = str(write_hashed(tmp_path / "photos", [f"{i}.png" for i in range(40)]))
-    assert len(ChosenData(photos, split="own").judged()) == 40 and capsys.readouterr().err == ""
-    ChosenData(photos, split="own").judged(30)
-    assert "30 of the 40 images of " in capsys.readouterr().err
+    photos = str(write_hashed(tmp_path / "photos", [f"{i}.png" for i in range(200)]))
+    assert len(ChosenData(photos, split="own").judged()) == 200 and capsys.readouterr().err == ""
+    ChosenData(photos, split="own").judged(40)
+    assert capsys.readouterr().err.startswith(
+        f"40 of the 200 images of {photos} are measured; left out: beyond --num_im"
+    )
     held_out = len(ChosenData(photos).judged())
-    said = capsys.readouterr().err
-    assert f"{held_out} of the 40 images of {photos} are measured, the part `val`" in said
+    outside = f"outside the part `val` ({200 - held_out})"
+    assert capsys.readouterr().err == f"{held_out} of the 200 images of {photos} are measured; left out: {outside}\n"
+    ChosenData(photos).judged(held_out)  # as many as there are: --num_images would not give more
+    assert capsys.readouterr().err == ""  # the same line is said once
+    ChosenData(photos).judged(held_out - 1)
+    assert f"left out: beyond --num_images (1), {outside}\n" in capsys.readouterr().err

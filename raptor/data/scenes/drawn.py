@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -51,6 +52,10 @@ class DrawnScenes(WholeBatches):
         if limit is not None:
             num_images = min(limit, num_images)
         return list(range(num_images))
+
+    def select(self, indices: Sequence[int], why: str = "") -> Self:
+        """As in `ImageData`; nobody has to be told that more could be drawn."""
+        return super().select(indices)
 
     def worth_caching(self, device: torch.device) -> bool:
         return device.type != "cpu"  # on the CPU, drawing them all first would only delay the first step
