@@ -17,31 +17,30 @@ import torch
 
 from raptor.certificate.ridge import accuracy, fit_ridge
 from raptor.data import open_data
-from raptor.data.scenes.render import Scenes
+from raptor.data.scenes.layout import CLASSES
+from raptor.data.scenes.render import draw_scenes
 from raptor.train.teacher import evaluate
 from raptor.vit.open import open_vit
 
 
 def images_per_second(size: int, num_images: int = 512, repeats: int = 5) -> float:
     """The best of a few timings."""
-    scenes = Scenes("train", size=size)
     indices = torch.arange(num_images)
-    scenes.draw(indices[:64])
+    draw_scenes(indices[:64], size)
     times = []
     for _ in range(repeats):
         start = time.monotonic()
-        scenes.draw(indices)
+        draw_scenes(indices, size)
         times.append(time.monotonic() - start)
     return num_images / min(times)
 
 
 def pixel_accuracy(num_train: int = 5000, num_val: int = 2000) -> float:
     """Ridge regression on pixels."""
-    train, val = (
-        Scenes(split, size=48).draw(torch.arange(num)) for split, num in (("train", num_train), ("val", num_val))
-    )
+    train = draw_scenes(torch.arange(num_train), 48, "train")
+    val = draw_scenes(torch.arange(num_val), 48, "val")
     pixels = [batch.images.flatten(1).float() / 255 for batch in (train, val)]
-    return accuracy(fit_ridge(pixels[0], train.labels, len(Scenes.classes))(pixels[1]), val.labels)
+    return accuracy(fit_ridge(pixels[0], train.labels, len(CLASSES))(pixels[1]), val.labels)
 
 
 def main() -> None:

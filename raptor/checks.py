@@ -88,7 +88,7 @@ def checked(option: str, kind: Any, value: Any) -> Any:
     if not _is_plain(value):
         return value
     if value in ([], ()):
-        raise ValueError(f"{option} is missing: give one; see --help")
+        raise ValueError(f"{option} has no value: give at least one; see --help")
     # In Python one entry may stand for a list of one.
     if takes_several(kind) and isinstance(value, str | int | float):
         value = [value]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from quick import short_run_times
-from remembered_scenes import RememberedScenes
+from remembered_scenes import remembered
 from tiny_models import tiny_timm
 from torch import Tensor, nn
 
@@ -60,9 +60,9 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def remembered_scenes() -> Iterator[None]:
-    """Data sets of scenes draw each image once. Tests of the drawing itself call `draw_scenes` and `Scenes`."""
+    """Data sets of scenes draw each image once. Tests of the drawing itself call `draw_scenes` in its module."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raptor.data.scenes.drawn.Scenes", RememberedScenes)
+        patch.setattr("raptor.data.scenes.drawn.draw_scenes", remembered)
         yield
 
 

@@ -7,19 +7,17 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from raptor.data.scenes.render import SceneBatch, Scenes
+from raptor.data.scenes.render import SceneBatch, draw_scenes
 
-_DRAWN: dict[tuple[str, int, int], dict[int, SceneBatch]] = defaultdict(dict)
+_DRAWN: dict[tuple[str, int], dict[int, SceneBatch]] = defaultdict(dict)
 
 
-class RememberedScenes(Scenes):
-    """As `Scenes`. An image does not depend on its batch (tests/data/scenes/test_render.py), so each may be kept."""
-
-    def draw(self, indices: Tensor, device: str | torch.device = "cpu") -> SceneBatch:
-        drawn = _DRAWN[self.split, self.size, self.seed]
-        wanted = torch.as_tensor(indices).tolist()
-        missing = sorted(set(wanted) - drawn.keys())
-        if missing:
-            fresh = super().draw(torch.tensor(missing))
-            drawn.update((index, SceneBatch(*fields)) for index, *fields in zip(missing, *fresh))
-        return SceneBatch(*(torch.stack(field).to(device) for field in zip(*(drawn[index] for index in wanted))))
+def remembered(indices: Tensor, size: int, split: str, device: str | torch.device = "cpu") -> SceneBatch:
+    """As `draw_scenes`. An image does not depend on its batch (tests/data/scenes/test_render.py): each is kept."""
+    drawn = _DRAWN[split, size]
+    wanted = torch.as_tensor(indices).tolist()
+    missing = sorted(set(wanted) - drawn.keys())
+    if missing:
+        fresh = draw_scenes(torch.tensor(missing), size, split)
+        drawn.update((index, SceneBatch(*fields)) for index, *fields in zip(missing, *fresh))
+    return SceneBatch(*(torch.stack(field).to(device) for field in zip(*(drawn[index] for index in wanted))))

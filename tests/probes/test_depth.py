@@ -12,7 +12,7 @@ from tiny_probe import data_for
 from torchvision.transforms.v2.functional import adjust_brightness, adjust_contrast, adjust_saturation
 
 from raptor.data import DenseData
-from raptor.data.scenes import SceneFrames
+from raptor.data.scenes.drawn import SceneFrames
 from raptor.probes import probe
 from raptor.probes.depth import (
     Depth,

@@ -12,7 +12,7 @@ import torch
 from tiny_probe import Coloured, data_for, run
 
 from raptor.data import DenseData, ImageData
-from raptor.data.scenes import SceneFrames
+from raptor.data.scenes.drawn import SceneFrames
 from raptor.probes import probe
 from raptor.probes.features import normed_tokens
 from raptor.vit.trajectory import NonFiniteStates

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from raptor.data.scenes.render import Scenes
+from raptor.data.scenes.render import draw_scenes
 from raptor.report.perturbed_image import figure_perturbed, perturb_image, read_image
 from raptor.vit.open import open_vit
 
@@ -19,7 +19,7 @@ def vit():
 
 @pytest.fixture(scope="module")
 def image():
-    drawn = Scenes("val").draw(torch.tensor([7]))
+    drawn = draw_scenes(torch.tensor([7]), split="val")
     return Image.fromarray(drawn.images[0].permute(1, 2, 0).numpy()), int(drawn.labels[0])
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from raptor.data.dense import DenseData, Size
 from raptor.data.memory import WholeBatches
-from raptor.data.scenes.layout import label_images
-from raptor.data.scenes.render import DEFAULT_SIZE, MASK_CLASSES, SceneBatch, Scenes
+from raptor.data.scenes.layout import CLASSES, label_images
+from raptor.data.scenes.render import DEFAULT_SIZE, MASK_CLASSES, NUM_IMAGES, SceneBatch, draw_scenes
 from raptor.data.split import Split
 
 _MAX_DEPTH = 12.0
@@ -28,21 +28,18 @@ class DrawnScenes(WholeBatches):
             split = "val"
         if split not in ("train", "val", "all"):
             raise ValueError(f"unknown split {split!r}; use train, val or all")
-        side = DEFAULT_SIZE if size is None else size
-        self.scenes = []
+        self.side = size or DEFAULT_SIZE
+        self.splits = [split]
+        if split == "all":
+            self.splits = ["train", "val"]
         names: list[str] = []
         labels: list[int] = []
-        parts: list[str] = []
-        for part in ("train", "val"):
-            if split not in (part, "all"):
-                continue
-            scenes = Scenes(part, size=side)
-            indices = torch.arange(len(scenes))
-            names += [f"{part}/{i:06d}" for i in range(len(scenes))]
-            labels += label_images(indices, scenes.seed, part).tolist()
-            parts += [part] * len(scenes)
-            self.scenes.append(scenes)
-        super().__init__("scenes", names, labels, list(Scenes.classes), parts, keys=names)
+        for part in self.splits:
+            num_images = NUM_IMAGES[part]
+            names += [f"{part}/{i:06d}" for i in range(num_images)]
+            labels += label_images(torch.arange(num_images), part).tolist()
+        parts = [name.partition("/")[0] for name in names]
+        super().__init__("scenes", names, labels, list(CLASSES), parts, keys=names)
 
     def sample(self, limit: int | None) -> list[int]:
         """The first `limit` scenes: their order is random already."""
@@ -65,15 +62,15 @@ class DrawnScenes(WholeBatches):
 
     def draw(self, positions: Tensor, device: str | torch.device = "cpu") -> SceneBatch:
         """Scenes at `positions` (B,) of the whole set: images uint8 (B, 3, S, S), labels, masks, depths on `device`."""
-        if len(self.scenes) == 1:
-            return self.scenes[0].draw(positions, device)
-        # Training and validation scenes are drawn from other seeds, so by other calls.
-        num_first = len(self.scenes[0])
+        if len(self.splits) == 1:
+            return draw_scenes(positions, self.side, self.splits[0], device)
+        # Training and validation scenes are drawn from other hashes, so by other calls.
+        num_first = NUM_IMAGES[self.splits[0]]
         owner = (positions >= num_first).long()
         drawn = []
-        for part, scenes in enumerate(self.scenes):
-            if (owner == part).any():
-                drawn.append(scenes.draw(positions[owner == part] - part * num_first, device))
+        for number, part in enumerate(self.splits):
+            if (owner == number).any():
+                drawn.append(draw_scenes(positions[owner == number] - number * num_first, self.side, part, device))
         # Both splits are drawn at once each, and put back in the order of `positions`.
         back = owner.argsort(stable=True).argsort().to(device)
         return SceneBatch(*(torch.cat(fields)[back] for fields in zip(*drawn)))
@@ -84,7 +81,7 @@ class SceneFrames(DenseData):
 
     def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
         self.drawn = DrawnScenes(split, size)
-        side = self.drawn.scenes[0].size
+        side = self.drawn.side
         facts: dict[str, Any] = {"classes": MASK_CLASSES}
         if task == "depth":
             facts = {"max_depth": _MAX_DEPTH}

@@ -1,4 +1,4 @@
-"""What stands where in each image of `scenes`: every number drawn by hashing (seed, split, index, attribute).
+"""What stands where in each image of `scenes`: every number drawn by hashing (split, index, attribute).
 
 All of it is computed on the CPU in float64 and rounded once to float32, so a layout is the same bit for bit on every
 device and in every batch. World axes: x right, y up, z forward, the camera at the origin, the ground `height` below it.
@@ -16,7 +16,7 @@ from raptor.data.scenes.solids import BOUNDING_RADIUS, CYLINDER_RADIUS, HALF_HEI
 
 MATERIALS = ("matte", "striped", "checkered", "metallic")
 CLASSES = tuple(f"{material} {shape}" for shape in SHAPES for material in MATERIALS)
-SPLITS = ("train", "val", "test")
+SPLITS = ("train", "val")
 NUM_OBJECTS = 4
 """One main object and up to three smaller ones behind it."""
 HALF_VIEW = 0.43
@@ -94,23 +94,23 @@ def _colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     return torch.stack(channels)
 
 
-def label_images(indices: Tensor, seed: int, split: str) -> Tensor:
+def label_images(indices: Tensor, split: str) -> Tensor:
     """Class of the images `indices` (B,) int64 of a split: each run of 20 holds each class once, in its own order."""
-    run_key = mix(_stream(seed, split) ^ mix(indices // len(CLASSES)))
+    run_key = mix(_stream(split) ^ mix(indices // len(CLASSES)))
     # Odd multipliers that 5 does not divide permute the 20 classes.
     multiplier = torch.tensor([1, 3, 7, 9, 11, 13, 17, 19])[(run_key >> 8) & 7]
     return (indices * multiplier + (run_key & 0xFFFF)) % len(CLASSES)
 
 
-def _stream(seed: int, split: str) -> Tensor:
+def _stream(split: str) -> Tensor:
     """The hash that all numbers of a split start from."""
-    return mix(mix(torch.tensor(seed) + _GOLDEN) + SPLITS.index(split))
+    return mix(mix(torch.tensor(_GOLDEN)) + SPLITS.index(split))
 
 
-def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
+def lay_out(indices: Tensor, split: str) -> Layout:
     """Lay out the images `indices` (B,) int64 of a split."""
-    label = label_images(indices, seed, split)
-    dice = Dice(mix(_stream(seed, split) + indices))
+    label = label_images(indices, split)
+    dice = Dice(mix(_stream(split) + indices))
     height = dice.uniform(2.2, 3.2)
     look_at = dice.uniform(4.5, 5.3)
     azimuth = dice.uniform(0.5, 1.9)
@@ -121,7 +121,7 @@ def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
     ground_hue = dice.uniform()
     ground = _colour_of(ground_hue, dice.uniform(0.05, 0.42), dice.uniform(0.55, 0.9))
     wall_colour = _colour_of(ground_hue + dice.uniform(-0.3, 0.3), dice.uniform(0.05, 0.4), dice.uniform(0.55, 0.95))
-    layout = Layout(
+    return Layout(
         label=label,
         height=height,
         pitch=torch.atan(height / look_at),
@@ -133,7 +133,6 @@ def lay_out(indices: Tensor, seed: int, split: str) -> Layout:
         noise_start=dice.choice(2**16),
         **_objects(dice, label, height),
     )
-    return layout
 
 
 def _texture(dice: Dice) -> Tensor:

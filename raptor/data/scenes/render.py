@@ -1,7 +1,7 @@
 """`scenes`: small drawn images, each with its class, its segmentation mask and its depth map.
 
 A main object and up to three smaller ones stand on a textured ground before a wall. The class of an image is the
-material and the shape of its main object, the nearest one. Image i of a split depends only on (seed, split, i).
+material and the shape of its main object, the nearest one. Image i of a split depends only on (split, i).
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from raptor.data.scenes.layout import (
-    CLASSES,
     HALF_VIEW,
     MATERIALS,
     NUM_OBJECTS,
-    SPLITS,
     Dice,
     Layout,
     bounding_balls,
@@ -30,7 +27,7 @@ from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, Vector, along, dot
 
 MASK_CLASSES = ("background", *SHAPES)
 DEFAULT_SIZE = 48
-_NUM_IMAGES = {"train": 50_000, "val": 5_000, "test": 5_000}
+NUM_IMAGES = {"train": 50_000, "val": 5_000}
 _STRIPED, _CHECKERED, _METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
 TILE = 4
 """Objects are drawn in tiles of TILE x TILE pixels."""
@@ -50,54 +47,19 @@ class SceneBatch(NamedTuple):
     depths: Tensor
 
 
-class Scenes(Dataset[SceneBatch]):
-    """The built-in image set. `scenes[i]` is a SceneBatch without its batch dimension."""
-
-    classes = CLASSES
-    mask_classes = MASK_CLASSES
-
-    def __init__(
-        self, split: str = "train", size: int = DEFAULT_SIZE, seed: int = 0, num_images: int | None = None
-    ) -> None:
-        _check(size, split)
-        self.split = split
-        self.size = size
-        self.seed = seed
-        self.num_images = _NUM_IMAGES[split] if num_images is None else num_images
-
-    def __len__(self) -> int:
-        return self.num_images
-
-    def __getitem__(self, index: int) -> SceneBatch:
-        if not -self.num_images <= index < self.num_images:
-            raise IndexError(f"scenes has {self.num_images} images, asked for number {index}")
-        batch = self.draw(torch.tensor([index % self.num_images]))
-        return SceneBatch(*(field[0] for field in batch))
-
-    def draw(self, indices: Tensor, device: str | torch.device = "cpu") -> SceneBatch:
-        """Draw the images `indices` (B,) at once; much faster than one by one."""
-        return draw_scenes(indices, self.size, self.seed, self.split, device)
-
-
-def _check(size: int, split: str) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"scenes has no split {split!r}: choose one of {', '.join(SPLITS)}")
-    if not 16 <= size <= 1024:
-        raise ValueError(f"scenes are drawn at 16 to 1024 pixels, not {size}")
-
-
 def draw_scenes(
-    indices: Tensor, size: int = 48, seed: int = 0, split: str = "train", device: str | torch.device = "cpu"
+    indices: Tensor, size: int = DEFAULT_SIZE, split: str = "train", device: str | torch.device = "cpu"
 ) -> SceneBatch:
     """Draw the images `indices` (B,) int64 of a split, in chunks that bound memory; see SceneBatch for the result."""
-    _check(size, split)
+    if not 16 <= size <= 1024:
+        raise ValueError(f"scenes are drawn at 16 to 1024 pixels, not {size}")
     device = torch.device(device)
     indices = torch.as_tensor(indices, dtype=torch.int64).cpu()
     chunk = max(1, CHUNK_PIXELS["cpu" if device.type == "cpu" else "cuda"] // size**2)
     parts = []
     with torch.no_grad():
         for group in indices.split(max(chunk, LAYOUT_CHUNK)):
-            layout = lay_out(group, seed, split)
+            layout = lay_out(group, split)
             starts = range(0, len(group), chunk)
             parts += [_draw(layout.images(slice(start, start + chunk)), size, device) for start in starts]
     return SceneBatch(*(torch.cat(fields) for fields in zip(*parts)))

@@ -7,12 +7,12 @@ import math
 import torch
 
 from raptor.data.scenes import layout as scene_layout
-from raptor.data.scenes.render import CLASSES
+from raptor.data.scenes.layout import CLASSES
 
 
 def test_every_run_of_twenty_holds_each_class_once() -> None:
-    labels = scene_layout.label_images(torch.arange(2000), 0, "train")
-    assert torch.equal(labels, scene_layout.lay_out(torch.arange(2000), 0, "train").label)
+    labels = scene_layout.label_images(torch.arange(2000), "train")
+    assert torch.equal(labels, scene_layout.lay_out(torch.arange(2000), "train").label)
     labels = labels.view(-1, len(CLASSES))
     assert torch.equal(labels.sort(1).values, torch.arange(len(CLASSES)).expand(100, -1))
     assert len({tuple(run.tolist()) for run in labels}) > 50
