@@ -79,7 +79,9 @@ def torch_defaults() -> Iterator[None]:
             settings.enter_context(torch.inference_mode(False))
             settings.enter_context(torch.enable_grad())
             for kind in ("cpu", "cuda", "mps"):
-                settings.enter_context(torch.autocast(kind, enabled=False))
+                # Autocast empties its cache of rounded weights where the outermost context ends, and this one is now
+                # the outermost: with a cache every pass after the first would run on the weights of the first.
+                settings.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
             # Only where it is another: this context costs every call of torch some time.
             if torch.get_default_device() != _CPU:
                 settings.enter_context(_CPU)
@@ -96,7 +98,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     for switch in switches:
         switch.fp32_precision = "ieee"
     try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        # No cache, as in `torch_defaults`.
+        with torch.no_grad(), torch.autocast(device.type, enabled=False, cache_enabled=False):
             yield
     finally:
         for switch, value in zip(switches, before):

@@ -10,6 +10,7 @@ import torch
 from raptor import devices
 from raptor.devices import full_precision, join_ranks, torch_defaults
 from raptor.progress import started_processes
+from raptor.vit.trajectory import autocast
 
 CPU = torch.device("cpu")
 MATMUL, CONV = torch.backends.cuda.matmul, torch.backends.cudnn.conv
@@ -128,6 +129,19 @@ def test_torch_has_its_defaults_inside_and_the_callers_settings_after():
             assert settings() == before == (True, False, True, torch.float64, "meta")
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("context", [torch_defaults, lambda: full_precision(torch.device("cpu"))])
+def test_a_pass_under_autocast_sees_weights_that_have_changed_since_the_last_one(context):
+    """Validations of a run in bf16 measured the weights of the first validation."""
+    linear = torch.nn.Linear(4, 4)
+    outputs = []
+    with context(), torch.no_grad():
+        for _ in range(2):
+            with autocast("bf16", torch.device("cpu")):
+                outputs.append(linear(torch.ones(1, 4)).float())
+            linear.weight += 1
+    assert torch.allclose(outputs[1] - outputs[0], torch.full((1, 4), 4.0), atol=0.05)
 
 
 def test_a_process_of_no_launcher_is_told_so_at_once(monkeypatch):

@@ -28,6 +28,14 @@ def test_labels_of_the_judged_images_give_accuracy_where_the_training_images_hav
     assert scores.probe is None  # a ridge probe would need labels to fit on
 
 
+def test_a_validation_under_autocast_is_of_the_weights_at_its_step(tmp_path):
+    """The last one has the scores that the finished surrogate has, and none measures the weights of an earlier one."""
+    val = open_data("scenes", "val", limit=8, size=24)
+    done = tiny_run(tmp_path / "run", tiny_teacher(), budget="12steps", lr=0.02, precision="bf16")
+    again = Validator(done.teacher, val, val, precision="bf16").validate(done.surrogate)
+    assert done.summary.validation.r2 == pytest.approx(again.r2, abs=1e-6)
+
+
 def test_a_head_of_0_classes_is_no_classifier(tmp_path):
     """The user's word: what the head gives are no class scores, so a ridge head stands in for it."""
     module = tiny_teacher().model
