@@ -15,7 +15,7 @@ from raptor.recurrence.depth import DepthFile, Side, depth_findings, fitting_rul
 from raptor.recurrence.job import open_job
 from raptor.streaming import Result
 from raptor.surrogate.at_speed import at_speed
-from raptor.vit.exits import Rule, parse_rule
+from raptor.vit.on_demand import Rule, parse_rule
 
 # Training images, so that no threshold knows the images that are judged.
 _FITTING_IMAGES = 64

@@ -1,6 +1,6 @@
 """What depth on demand saves and what it costs: milliseconds and FLOPs against agreement and accuracy.
 
-The surrogate and its teacher run under the same rules (`raptor.vit.exits`), and beside them two null models: phases
+The surrogate and its teacher run under the same rules (`raptor.vit.on_demand`), and beside them two null models: phases
 that end at random, and phases that are shorter for all images. All of them take turns on each batch, so that a machine
 that slows down does so for all.
 """
@@ -23,8 +23,7 @@ from raptor.data.stream import Batch
 from raptor.phases.cut import Phases
 from raptor.recurrence.job import ToolFile, read_out_of
 from raptor.streaming import Record
-from raptor.vit.exits import RULES, FixedLengths, Measured, RandomSkip, ReadOut, Rule, make_rule
-from raptor.vit.on_demand import OnDemand, run_on_demand
+from raptor.vit.on_demand import RULES, FixedLengths, Measured, OnDemand, RandomSkip, ReadOut, Rule, run_on_demand
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 
@@ -108,14 +107,14 @@ def fitting_rules(side: Side, batches: Iterable[Batch], seed: int = 0, precision
     kept = list(batches)
     found: dict[str, Rule] = {}
     for name in RULES:
-        listener = _Listener(make_rule(name, math.inf, side.vit.groups, side.read_out))
+        listener = _Listener(Measured(name, math.inf, side.vit.groups, side.read_out))
         for batch in kept:
             with autocast(precision, batch.images.device):
                 run_on_demand(side.vit, batch.images, listener, side.phases, side.read_out)
         for threshold in listener.quantiles():
             # A threshold of 0 never fires: the states of this phase do not change.
             if threshold > 0:
-                found[f"{name}<{threshold:.3g}"] = make_rule(name, threshold, side.vit.groups, side.read_out)
+                found[f"{name}<{threshold:.3g}"] = Measured(name, threshold, side.vit.groups, side.read_out)
     # The null models need no fit: chance and shorter phases mean the same in any model.
     for probability in _PROBABILITIES:
         found[f"random<{probability:g}"] = RandomSkip(probability, seed)

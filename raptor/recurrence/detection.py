@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.data.stream import Batch
 from raptor.streaming import Record
-from raptor.vit.exits import ReadOut
+from raptor.vit.on_demand import ReadOut
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

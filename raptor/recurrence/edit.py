@@ -21,7 +21,7 @@ from raptor.dynamics.repetition import repetition_plan
 from raptor.phases.cut import check_phases
 from raptor.recurrence.job import ToolFile
 from raptor.streaming import Record
-from raptor.vit.exits import ReadOut
+from raptor.vit.on_demand import ReadOut
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import Context, ViT
 

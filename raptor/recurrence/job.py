@@ -20,7 +20,7 @@ from raptor.provenance import Provenance
 from raptor.run import ResultFile, result_folder
 from raptor.streaming import folder_of
 from raptor.subject import Subject, check_place
-from raptor.vit.exits import ReadOut
+from raptor.vit.on_demand import ReadOut
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of
 from raptor.vit.view import ViT

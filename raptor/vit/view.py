@@ -32,9 +32,8 @@ from raptor.vit.calls import (
     state_argument,
     with_state,
 )
-from raptor.vit.exits import Rule
 from raptor.vit.groups import TokenGroups, pool
-from raptor.vit.on_demand import OnDemand, run_on_demand
+from raptor.vit.on_demand import OnDemand, Rule, run_on_demand
 from raptor.vit.origin import Arguments, Opened, Origin, Structure
 from raptor.vit.parts import NamesFilter, Parts, choose_names, recording_parts
 from raptor.vit.weights import fingerprint

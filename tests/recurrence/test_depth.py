@@ -12,8 +12,7 @@ from raptor.certificate.heads import Head
 from raptor.data.stream import Batch
 from raptor.phases.cut import Phases
 from raptor.recurrence.depth import QUANTILES, DepthPoint, Side, depth_findings, fitting_rules, measure_depth
-from raptor.vit.exits import FixedLengths, RandomSkip, Rule, Turn, parse_rule, turn
-from raptor.vit.on_demand import run_on_demand
+from raptor.vit.on_demand import FixedLengths, Measured, RandomSkip, Rule, parse_rule, run_on_demand, turn
 from raptor.vit.view import ViT
 
 PHASES = Phases((3, 3, 6))
@@ -78,7 +77,7 @@ def test_thresholds_are_of_the_precision_that_is_measured() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         run_on_demand(vit, images, Heard())
     rules = fitting_rules(_side(vit), batches, precision="bf16")
-    found = [rule.threshold for rule in rules.values() if isinstance(rule, Turn)]
+    found = [rule.threshold for rule in rules.values() if isinstance(rule, Measured) and rule.name == "turn"]
     wanted = torch.cat(heard).quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
     assert found == pytest.approx(wanted, rel=1e-6)
 
