@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from raptor.certificate.rate import whole_numbers
 from raptor.export.weights import check_width, pack, rounded_layers, unpack
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.builders import TIMM_MODULES
+from raptor.vit.builders import TIMM_MODULES, timm_arguments
 from raptor.vit.calls import reason_of
 from raptor.vit.open import open_vit
 from raptor.vit.origin import Structure, SurrogateSpec
@@ -62,13 +62,7 @@ def model_arguments(vit: ViT) -> tuple[str, dict[str, Any]]:
     if base is None or not base.source.startswith("timm/"):
         raise ValueError(f"{vit.name} was not made from a model of timm: take --to pt2, onnx or folder")
     name = base.source.removeprefix("timm/").partition("@")[0].partition(".")[0]
-    arguments = dict(base.kwargs)
-    # As raptor itself builds it: without this, timm takes images of only one size.
-    if model_entrypoint(name).__module__.rsplit(".", 1)[-1] in ("vision_transformer", "eva", "deit"):
-        arguments.setdefault("dynamic_img_size", True)
-    if base.num_classes is not None:
-        arguments["num_classes"] = base.num_classes
-    return PREFIX + name, arguments
+    return PREFIX + name, timm_arguments(name, base)
 
 
 def timm_config(vit: ViT) -> dict[str, Any]:

@@ -8,12 +8,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from raptor.vit.calls import reason_of
 from raptor.vit.origin import Arguments, Base
@@ -29,10 +30,12 @@ UNTRUSTED_ARGUMENTS = {
     *("trust_remote_code", "code_revision", "revision", "auto_map", "use_kernels", "quantization_config"),
     *("attn_implementation", "_attn_implementation", "cache_dir", "token", "proxies", "checkpoint_path"),
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "device", "source", "teacher", "trust_hub"),
+    *("self", "args", "kwargs", "embed_layer", "block_fn", "mlp_layer", "attn_layer"),
 }
 # Implementations of attention that a configuration file may ask for. Other names are kernels, which transformers would
 # fetch from the hub and run.
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")
+_QUANTISED = "the weights of hf/{} are quantised: name a repository with fp32, fp16 or bf16 ones"
 
 
 def build_base(base: Base, fetch: bool = False, trust_hub: bool = False) -> nn.Module:
@@ -86,12 +89,20 @@ def check_recorded(source: str, kwargs: Arguments, where: str | Path, trust_hub:
     kind = source.partition("/")[0]
     if kind == "hub" and not trust_hub:
         raise ValueError(f"{where} names {source}, which runs code: add --trust_hub if you trust it")
+    known = set(kwargs)
+    if kind == "timm":
+        from timm.models import beit, deit, eva, vision_transformer
+
+        known = set()
+        for vit in (vision_transformer.VisionTransformer, deit.VisionTransformerDistilled, eva.Eva, beit.Beit):
+            known.update(inspect.signature(vit.__init__).parameters)
     for name, value in kwargs.items():
+        values = [value]
+        if isinstance(value, list | tuple):
+            values = list(value)
         # A class or a function as an argument would be code of whoever wrote the file.
-        is_allowed = name not in UNTRUSTED_ARGUMENTS and _is_plain(value)
-        if kind == "timm":
-            is_allowed = is_allowed and name in _timm_arguments()
-        if not is_allowed:
+        is_plain = all(one is None or isinstance(one, bool | int | float | str) for one in values)
+        if name in UNTRUSTED_ARGUMENTS or name not in known or not is_plain:
             raise ValueError(f"{where} gives {source} the argument {name}, which is not allowed in a file")
         if isinstance(value, int) and abs(value) > MAX_COUNT:
             raise ValueError(f"{where} gives {source} {name}={value}, which is more than {MAX_COUNT}")
@@ -99,7 +110,7 @@ def check_recorded(source: str, kwargs: Arguments, where: str | Path, trust_hub:
 
 def check_memory(base: Base) -> None:
     """Raise for a recorded model that does not fit in this machine's memory, before any of it is taken."""
-    numbers = _numbers(asdict(base))
+    numbers = [leaf for leaf in tree_leaves(asdict(base)) if isinstance(leaf, int | float)]
     depth = base.kwargs.get("depth")
     if any(abs(number) > MAX_COUNT for number in numbers) or (isinstance(depth, int) and depth > MAX_DEPTH):
         raise ValueError(
@@ -121,58 +132,11 @@ def check_memory(base: Base) -> None:
         )
 
 
-def _numbers(value: Any) -> list[int | float]:
-    """All numbers in nested dictionaries."""
-    if isinstance(value, dict):
-        return [number for item in value.values() for number in _numbers(item)]
-    if isinstance(value, int | float):
-        return [value]
-    return []
-
-
-@cache
-def _timm_arguments() -> frozenset[str]:
-    """Names of the arguments of timm's ViTs, except arguments that take a class or a function."""
-    from timm.models import beit, deit, eva, vision_transformer
-
-    kinds = (vision_transformer.VisionTransformer, deit.VisionTransformerDistilled, eva.Eva, beit.Beit)
-    names = {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
-    return frozenset(names - {"self", "args", "kwargs", "embed_layer", "block_fn", "mlp_layer", "attn_layer"})
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def _build_timm(name: str, base: Base, fetch: bool) -> nn.Module:
     import timm
 
     name, _, revision = name.partition("@")
     architecture, _, tag = name.partition(".")
-    _check_timm_name(architecture, tag)
-    kwargs = dict(base.kwargs)
-    if base.num_classes is not None:
-        kwargs["num_classes"] = base.num_classes
-    module = timm.model_entrypoint(architecture).__module__.rsplit(".", 1)[-1]
-    # The default size is 224 also for models of another one, and only these families interpolate by themselves.
-    if module in ("vision_transformer", "eva", "deit"):
-        kwargs.setdefault("dynamic_img_size", True)
-    if revision and fetch:
-        repository = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
-        if not repository:
-            raise ValueError(f"timm has no weights of {name!r} on the hub: leave out @{revision}")
-        # timm prefers a url, which has no revisions.
-        kwargs["pretrained_cfg_overlay"] = {"hf_hub_id": f"{repository}@{revision}", "url": ""}
-    with _built_by_library(base.source, fetch):
-        return timm.create_model(name, pretrained=fetch, **kwargs)
-
-
-def _check_timm_name(architecture: str, tag: str) -> None:
-    """Raise for a name that timm does not know; the message has the nearest name or the known tags."""
-    import timm
-
     if not timm.is_model(architecture):
         close = difflib.get_close_matches(architecture, timm.list_models(module=list(TIMM_MODULES)), n=1)
         hint = "see raptor models"
@@ -185,6 +149,28 @@ def _check_timm_name(architecture: str, tag: str) -> None:
         if tags:
             hint = f": its tags are {', '.join(tags)}"
         raise ValueError(f"timm has no weights {f'{architecture}.{tag}'!r}{hint}")
+    kwargs = timm_arguments(architecture, base)
+    if revision and fetch:
+        repository = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)
+        if not repository:
+            raise ValueError(f"timm has no weights of {name!r} on the hub: leave out @{revision}")
+        # timm prefers a url, which has no revisions.
+        kwargs["pretrained_cfg_overlay"] = {"hf_hub_id": f"{repository}@{revision}", "url": ""}
+    with _built_by_library(base.source, fetch):
+        return timm.create_model(name, pretrained=fetch, **kwargs)
+
+
+def timm_arguments(architecture: str, base: Base) -> Arguments:
+    """The arguments of `timm.create_model` for the shape of `base`."""
+    import timm
+
+    kwargs = dict(base.kwargs)
+    if base.num_classes is not None:
+        kwargs["num_classes"] = base.num_classes
+    # The default size is 224 also for models of another one, and only these families interpolate by themselves.
+    if timm.model_entrypoint(architecture).__module__.rsplit(".", 1)[-1] in ("vision_transformer", "eva", "deit"):
+        kwargs.setdefault("dynamic_img_size", True)
+    return kwargs
 
 
 def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
@@ -203,7 +189,15 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
     else:
         config = transformers.AutoConfig.for_model(**_plain_config(base.config))
     # Before anything is built: transformers would fetch a kernel while it makes the attention layers.
-    _check_config(config, repo)
+    for part in [config, *(getattr(config, name) for name in config.sub_configs)]:
+        asked = getattr(part, "_attn_implementation", None)
+        if asked not in _OWN_ATTENTION:
+            raise ValueError(
+                f"config.json of hf/{repo} asks for attention {asked!r}, which is code from the hub and never run: "
+                "remove attn_implementation from it"
+            )
+        if getattr(part, "quantization_config", None):
+            raise ValueError(_QUANTISED.format(repo))
     classifier = any("ForImageClassification" in str(name) for name in config.architectures or [])
     if not classifier:
         # Of a model of images and text only the images are studied.
@@ -236,19 +230,6 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
     return model
 
 
-def _check_config(config: Any, repo: str) -> None:
-    """Raise if a configuration, or one inside it, asks for attention from the hub or for quantised weights."""
-    for part in [config, *(getattr(config, name) for name in config.sub_configs)]:
-        asked = getattr(part, "_attn_implementation", None)
-        if asked not in _OWN_ATTENTION:
-            raise ValueError(
-                f"config.json of hf/{repo} asks for attention {asked!r}, which is code from the hub and never run: "
-                "remove attn_implementation from it"
-            )
-        if getattr(part, "quantization_config", None):
-            raise ValueError(f"the weights of hf/{repo} are quantised: name a repository with fp32, fp16 or bf16 ones")
-
-
 def _plain_config(config: dict[str, Any]) -> Arguments:
     """A recorded configuration without entries that fetch or run code: remote classes, kernels, quantisers."""
     plain = {}
@@ -262,9 +243,19 @@ def _plain_config(config: dict[str, Any]) -> Arguments:
 
 def _fetch_transformers(auto: Any, repo: str, config: Any, base: Base, revision: str | None) -> Any:
     """The model with its published weights; without its pooler, which `base` notes, if these have none for it."""
+    from transformers.utils import cached_file
+
     options: Arguments = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
     with _built_by_library(base.source, fetch=True):
         model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
+        folder = Path(cached_file(repo, "config.json", revision=revision, local_files_only=True)).parent
+    # Without a quantization_config transformers takes numbers of 8 bits for the weights, without their scales.
+    whole = folder / "model.safetensors"
+    for path in [whole] if whole.exists() else sorted(folder.glob("model-*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                if file.get_slice(key).get_dtype() in ("I8", "U8", "F8_E4M3", "F8_E5M2"):
+                    raise ValueError(_QUANTISED.format(repo))
     missing = sorted(info["missing_keys"])
     # Many models are published without the pooler that their class has.
     if missing and all(key.startswith("pooler.") for key in missing):

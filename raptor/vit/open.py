@@ -33,7 +33,7 @@ from raptor.vit.calls import copied
 from raptor.vit.names import named_for, unknown_model
 from raptor.vit.origin import Arguments, Base, Opened, Origin, Structure
 from raptor.vit.saved import load_saved, resized, saved_folder
-from raptor.vit.stated import check_size, default_preprocess, model_preprocess
+from raptor.vit.stated import check_size, model_preprocess, native_size
 from raptor.vit.structure import inspect_vit
 from raptor.vit.view import ViT
 from raptor.vit.weights import (
@@ -218,7 +218,9 @@ def _open_module(
     if weights is not None:
         load_weights(module, read_weights(weights), weights)
     replace_inference_tensors(module)
-    images = default_preprocess(module, size) if preprocess is None else resized(preprocess, size)
+    images = Preprocess.for_native(native_size(module), size=size)
+    if preprocess is not None:
+        images = resized(preprocess, size)
     vit = inspect_vit(module, name, images, structure, Origin())
     if preprocess is None:  # there may be other models beside the one around the blocks
         vit.preprocess = model_preprocess(module, size, vit.blocks_path)

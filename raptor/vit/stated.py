@@ -37,14 +37,8 @@ def model_preprocess(model: nn.Module, size: int | None = None, blocks: str | No
     if blocks is not None:
         names = blocks.split(".")
         modules = [model.get_submodule(".".join(names[:end])) for end in range(len(names))]
-    return default_preprocess(model, size, _stated_statistics(modules))
-
-
-def default_preprocess(model: nn.Module, size: int | None = None, statistics: Statistics = IMAGENET) -> Preprocess:
-    """Images at the default size for this model, or at `size`, normalised by ImageNet's statistics or by others."""
-    check_size(size)
-    mean, std = statistics
-    return Preprocess.for_native(_native_size(model), mean, std, size=size)
+    mean, std = _stated_statistics(modules)
+    return Preprocess.for_native(native_size(model), mean, std, size=size)
 
 
 def check_size(size: int | None) -> None:
@@ -55,29 +49,21 @@ def check_size(size: int | None) -> None:
 
 def _stated_statistics(modules: list[nn.Module]) -> Statistics:
     """The statistics of the first of these modules that is a model of timm or transformers, else ImageNet's."""
-    statistics = IMAGENET
+    mean, std = IMAGENET
     # Of a timm model inside transformers' wrapper these hold where the processor has no file.
-    for module in modules:
-        published = _timm_config(module)
-        if published:
-            statistics = (tuple(published.get("mean", IMAGENET[0])), tuple(published.get("std", IMAGENET[1])))
-            break
-    for module in modules:
-        config = getattr(module, "config", None)
-        if hasattr(config, "model_type"):
-            return _processor_statistics(config, statistics)
-    return statistics
-
-
-def _timm_config(module: nn.Module) -> dict[str, Any] | None:
-    """What timm publishes beside the weights of a model, also for a timm model inside transformers' wrapper."""
-    config = getattr(module, "pretrained_cfg", None)
-    return config or getattr(getattr(module, "config", None), "pretrained_cfg", None)
-
-
-def _processor_statistics(config: Any, statistics: Statistics) -> Statistics:
-    """Mean and deviation from the file of a transformers image processor, else the published ones of its family."""
-    mean, std = _family_statistics(getattr(config, "model_type", ""), statistics)
+    published = next(filter(None, map(_timm_config, modules)), {})
+    if published:
+        mean = tuple(published.get("mean", mean))
+        std = tuple(published.get("std", std))
+    configs = [getattr(module, "config", None) for module in modules]
+    config: Any = next((config for config in configs if hasattr(config, "model_type")), None)
+    if config is None:
+        return mean, std
+    family = config.model_type
+    if family == "vit" or family.startswith(_HALF_FAMILIES):
+        mean, std = _HALF
+    elif "clip" in family or family.startswith(_CLIP_FAMILIES):
+        mean, std = _CLIP
     # The file beside the weights is nearer to them than what is published of their family.
     settings, file = processor_settings(getattr(config, "_name_or_path", ""))
     if not settings:
@@ -88,7 +74,6 @@ def _processor_statistics(config: Any, statistics: Statistics) -> Statistics:
     else:
         mean = _channels(settings.get("image_mean"), mean, "image_mean", file)
         std = _channels(settings.get("image_std"), std, "image_std", file)
-    # One number for all channels, as a mean may be.
     factor, _, _ = _channels(settings.get("rescale_factor"), (1 / 255, 1 / 255, 1 / 255), "rescale_factor", file)
     if settings.get("do_rescale") is False:
         factor = 1.0
@@ -99,13 +84,10 @@ def _processor_statistics(config: Any, statistics: Statistics) -> Statistics:
     return (mean[0] / scale, mean[1] / scale, mean[2] / scale), (std[0] / scale, std[1] / scale, std[2] / scale)
 
 
-def _family_statistics(family: str, otherwise: Statistics) -> Statistics:
-    """The published mean and deviation of a family of transformers models."""
-    if family == "vit" or family.startswith(_HALF_FAMILIES):
-        return _HALF
-    if "clip" in family or family.startswith(_CLIP_FAMILIES):
-        return _CLIP
-    return otherwise
+def _timm_config(module: nn.Module) -> dict[str, Any] | None:
+    """What timm publishes beside the weights of a model, also for a timm model inside transformers' wrapper."""
+    config = getattr(module, "pretrained_cfg", None)
+    return config or getattr(getattr(module, "config", None), "pretrained_cfg", None)
 
 
 def _channels(value: Any, otherwise: Channels, name: str, file: Path | None) -> Channels:
@@ -136,39 +118,29 @@ def processor_settings(name: str, fetch: bool = False) -> tuple[dict[str, Any], 
     A repository is asked only if `fetch`; otherwise files that were fetched before are read.
     """
     repo, revision = split_revision(name)
-    # transformers 5 writes them into the file of a whole processor, and reads this file before the older one.
-    whole = _cached_file(repo, revision, "processor_config.json", fetch)
-    if whole is not None:
-        settings = read_json(whole, _REMEDY).get("image_processor")
-        if isinstance(settings, dict):
-            return settings, whole
-    older = _cached_file(repo, revision, "preprocessor_config.json", fetch)
-    if older is None:
-        return {}, None
-    return read_json(older, _REMEDY), older
-
-
-def _cached_file(repo: str, revision: str | None, name: str, fetch: bool) -> Path | None:
     if not repo:
-        return None
+        return {}, None
     from transformers.utils import cached_file
 
-    try:
-        found = cached_file(
-            repo,
-            name,
-            revision=revision,
-            local_files_only=not fetch,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            _raise_exceptions_for_gated_repo=False,
-        )
-    except (OSError, ValueError):
-        return None
-    return Path(found) if found else None
+    quiet = {f"_raise_exceptions_for_{problem}": False for problem in ("missing_entries", "connection_errors")}
+    quiet["_raise_exceptions_for_gated_repo"] = False
+    # transformers 5 writes them into the file of a whole processor, and reads this file before the older one.
+    for file_name in ("processor_config.json", "preprocessor_config.json"):
+        try:
+            found = cached_file(repo, file_name, revision=revision, local_files_only=not fetch, **quiet)
+        except (OSError, ValueError):
+            continue
+        if found is None:
+            continue
+        settings: Any = read_json(found, _REMEDY)
+        if file_name == "processor_config.json":
+            settings = settings.get("image_processor")
+        if isinstance(settings, dict):
+            return settings, Path(found)
+    return {}, None
 
 
-def _native_size(model: nn.Module) -> int:
+def native_size(model: nn.Module) -> int:
     """The image size for which the model, or the first module in it that states a size, was made; 224 without any."""
     # The outermost module that states a size: a part of it may be made for crops.
     for module in model.modules():
@@ -192,7 +164,7 @@ def forward_arguments(model: nn.Module, size: int) -> dict[str, Any]:
     """Arguments of every call: interpolation of positions if it must be asked for, an order of patches for MAE."""
     accepted = inspect.signature(model.forward).parameters
     kwargs: dict[str, Any] = {}
-    if "interpolate_pos_encoding" in accepted and size != _native_size(model):
+    if "interpolate_pos_encoding" in accepted and size != native_size(model):
         kwargs["interpolate_pos_encoding"] = True
     config: Any = getattr(model, "config", None)
     if "noise" in accepted and hasattr(config, "mask_ratio"):

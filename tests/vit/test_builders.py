@@ -17,7 +17,7 @@ from families import (
     AT_16,
     HF_MODELS,
 )
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
@@ -102,6 +102,7 @@ def test_images_are_prepared_as_by_the_processor_of_a_folder(
         ("weights", r"the weights of hf/.* could not be fetched"),
         ("mean", r"preprocessor_config\.json has image_mean='half', not one number or three"),
         ("config", r"the weights of hf/.* are quantised"),
+        ("int8", r"the weights of hf/.* are quantised"),
         ("nan", r"has image_std=\[nan, 1, 1\], not one number or three"),
         ("zero", r"has a rescale_factor or an image_std that is not above 0"),
         ("scale", r"has rescale_factor='x', not one number or three"),
@@ -132,6 +133,10 @@ def test_a_damaged_transformers_folder_gets_one_line(tmp_path: Path, damage: str
     if damage == "index":
         weights.unlink()
         (tmp_path / "model.safetensors.index.json").write_text("{}")
+    if damage == "int8":  # and no quantization_config, which would say so
+        tensors = load_file(weights)
+        matrix = next(name for name in tensors if "query.weight" in name or "q_proj.weight" in name)
+        save_file(tensors | {matrix: tensors[matrix].to(torch.int8)}, weights, metadata={"format": "pt"})
     if damage == "pickle":
         weights.unlink()
         torch.save({"weight": os.getcwd}, tmp_path / "pytorch_model.bin")
