@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,33 +23,35 @@ class WrongSize(NotAViT):
 
 @dataclass
 class Call:
-    """A call of a module: the state it was given and what it returned, as they were at that time."""
+    """A call of a block: copies of the states that it was given and returned, which later writes do not reach.
 
-    module: nn.Module
-    state: Any
-    output: Any
-    in_place: bool = False
-    """Whether it wrote into its input."""
+    Attributes:
+        in_place: whether it wrote into its input.
+    """
+
+    block: nn.Module
+    before: Any
+    after: Any
+    returns_tuple: bool
+    in_place: bool
 
 
 @dataclass
 class Candidate:
-    """A list of alike modules that may be the blocks."""
+    """A list of alike modules that may be the blocks.
+
+    Attributes:
+        within: paths of the candidates whose blocks were running when this one's were called.
+    """
 
     path: str
     blocks: list[nn.Module]
     calls: list[Call] = field(default_factory=list)
-    entered: list[Any] = field(default_factory=list)
-    """The states that the running blocks were given."""
     within: set[str] = field(default_factory=set)
-    """Paths of the candidates whose blocks were running when this one's were called."""
 
     def states(self) -> list[Tensor]:
         """`a_0..a_L`, for a candidate without a fault."""
-        return [self.calls[0].state, *(first_tensor(call.output) for call in self.calls)]
-
-    def num_parameters(self) -> int:
-        return sum(p.numel() for block in self.blocks for p in block.parameters())
+        return [self.calls[0].before, *(call.after for call in self.calls)]
 
     def fault(self) -> str | None:
         """The first condition that the list fails, or None."""
@@ -58,12 +60,9 @@ class Candidate:
         # Hooks on a module that stands at two depths fire twice, and could not say at which depth.
         if len(set(map(id, self.blocks))) < len(self.blocks):
             return f"`{self.path}` holds one module at several places (put a copy.deepcopy at each, with equal weights)"
-        if [id(call.module) for call in self.calls] != [id(block) for block in self.blocks]:
+        if [id(call.block) for call in self.calls] != [id(block) for block in self.blocks]:
             return f"the modules of `{self.path}` are not called once each, in order"
-        return self._fault_of_shapes() or self._fault_of_stream()
-
-    def _fault_of_shapes(self) -> str | None:
-        if self.calls[0].state is None:
+        if self.calls[0].before is None:
             return f"the modules of `{self.path}` are not given the state as their first argument"
         states = self.states()
         if not all(isinstance(state, Tensor) for state in states):
@@ -78,31 +77,15 @@ class Candidate:
             if tuple(state.shape) != first:
                 shape = tuple(state.shape)
                 return f"`{self.path}` changes the state's shape from {first} to {shape} at block {layer}"
-        return None
-
-    def _fault_of_stream(self) -> str | None:
         # A recorded state is a reference. A block that writes into its input would change the state before it.
         for layer, call in enumerate(self.calls, start=1):
             if call.in_place:
                 return f"block {layer} of `{self.path}` writes into its input (`x += y` where `x = x + y` is needed)"
         for layer, (call, following) in enumerate(zip(self.calls, self.calls[1:]), start=1):
             # To the last bit: the model hands on this very tensor, unless something is done between two blocks.
-            if not torch.equal(first_tensor(call.output), following.state):
+            if not torch.equal(call.after, following.before):
                 return f"block {layer + 1} of `{self.path}` does not start from block {layer}'s output"
         return None
-
-    def nested_with(self, other: Candidate) -> bool:
-        """Whether the blocks of one list run inside those of the other."""
-        return self.path in other.within or other.path in self.within
-
-    def works_on_tokens(self) -> bool:
-        state = self.calls[0].state if self.calls else None
-        return isinstance(state, Tensor) and state.ndim == 3
-
-    def is_alike_in_shape(self) -> bool:
-        """Whether all modules have parameters of the same shapes, as whole blocks have and the parts of one do not."""
-        shapes = [[tuple(p.shape) for p in block.parameters()] for block in self.blocks]
-        return bool(shapes[0]) and all(one == shapes[0] for one in shapes)
 
 
 def find_candidates(model: nn.Module, path: str | None) -> list[Candidate]:
@@ -117,7 +100,11 @@ def find_candidates(model: nn.Module, path: str | None) -> list[Candidate]:
         alike = len({type(child) for child in module}) == 1
         if alike and not any(_is_plain_layer(child) for child in module):
             found.append(Candidate(name, list(module)))
-    return sorted(found, key=Candidate.num_parameters, reverse=True)
+
+    def num_parameters(candidate: Candidate) -> int:
+        return sum(p.numel() for block in candidate.blocks for p in block.parameters())
+
+    return sorted(found, key=num_parameters, reverse=True)
 
 
 def _named_candidate(model: nn.Module, path: str) -> Candidate:
@@ -149,62 +136,74 @@ def choose(candidates: list[Candidate], name: str) -> Candidate:
     if chosen is None:
         fault = faults[candidates[0].path]
         raise NotAViT(f"{name}: no single residual stream of blocks: {fault}: choose a ViT of raptor models")
+    beside = []  # candidates that were called, and neither inside nor around the chosen one
     for other in candidates:
-        if other is chosen:
-            continue
-        if other.works_on_tokens() and not other.nested_with(chosen):
+        if other is not chosen and other.calls and not {other.path, chosen.path} & (other.within | chosen.within):
+            beside.append(other)
+    for other in beside:
+        state = other.calls[0].before
+        if isinstance(state, Tensor) and state.ndim == 3:
             raise NotAViT(f"{name}: the depth of `{chosen.path}` continues in another list, `{other.path}`")
-        if other.path in sound and other.path.startswith(f"{chosen.path}.") and other.is_alike_in_shape():
+    for other in candidates:
+        # Whole blocks have parameters of the same shapes, and the parts of one block do not.
+        shapes = [[p.shape for p in block.parameters()] for block in other.blocks]
+        is_alike = bool(shapes[0]) and all(one == shapes[0] for one in shapes)
+        if other.path in sound and other.path.startswith(f"{chosen.path}.") and is_alike:
             raise NotAViT(
                 f"{name}: `{chosen.path}` holds groups of blocks, such as `{other.path}`: put all into one list, "
                 f"or take the groups as they are with blocks='{chosen.path}'"
             )
     # A larger list beside the chosen one would be the trunk, as where a small adapter runs along a frozen model.
-    for other in candidates[: candidates.index(chosen)]:
-        if other.calls and not other.nested_with(chosen):
-            fault = faults[other.path]
-            raise NotAViT(f"{name}: `{other.path}` holds more of its weights than `{chosen.path}`, but {fault}")
+    if beside and candidates.index(beside[0]) < candidates.index(chosen):
+        other = beside[0]
+        raise NotAViT(
+            f"{name}: `{other.path}` holds more of its weights than `{chosen.path}`, but {faults[other.path]}"
+        )
     return chosen
 
 
 def watch_forward(
     model: nn.Module, candidates: list[Candidate], images: Tensor, kwargs: Arguments, name: str
-) -> tuple[list[Call], Tensor]:
-    """One forward pass; fills the candidates' calls and returns every other call (norms, linears) and the output."""
-    others: list[Call] = []
+) -> tuple[list[tuple[nn.Module, Any]], Tensor]:
+    """One forward pass that fills the candidates' calls.
+
+    The result is the output, and each norm outside the candidates with the state that it was given.
+    """
+    norms: list[tuple[nn.Module, Any]] = []
+    running: list[tuple[str, Any]] = []  # paths of the candidates whose blocks run, with the states they were given
+
+    def enter(candidate: Candidate, _block: nn.Module, args: tuple[Any, ...], kw: Arguments) -> None:
+        candidate.within.update(path for path, _ in running if path != candidate.path)
+        state = state_argument(args, kw)
+        if isinstance(state, Tensor):
+            state = state.clone()
+        running.append((candidate.path, state))
+
+    def leave(candidate: Candidate, block: nn.Module, args: tuple[Any, ...], kw: Arguments, output: Any) -> None:
+        _, before = running.pop()
+        # The state was copied on entry. If it is another one now, the block has written into it.
+        in_place = isinstance(before, Tensor) and not torch.equal(before, state_argument(args, kw))
+        after = first_tensor(output)
+        if isinstance(after, Tensor):
+            after = after.clone()
+        candidate.calls.append(Call(block, before, after, isinstance(output, tuple | list), in_place))
+
+    def keep(norm: nn.Module, args: tuple[Any, ...], kw: Arguments, _output: Any) -> None:
+        norms.append((norm, state_argument(args, kw)))
+
     handles = []
-    running: list[str] = []
-
-    def watch(module: nn.Module, args: tuple[Any, ...], kw: Arguments, output: Any) -> None:
-        others.append(Call(module, state_argument(args, kw), output))
-
-    def enter_of(candidate: Candidate) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kw: Arguments) -> None:
-            candidate.within.update(path for path in running if path != candidate.path)
-            candidate.entered.append(_kept(state_argument(args, kw)))
-            running.append(candidate.path)
-
-        return hook
-
-    def leave_of(candidate: Candidate) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kw: Arguments, output: Any) -> None:
-            running.pop()
-            # The state was copied on entry. If it is another one now, the block has written into it.
-            given = candidate.entered.pop()
-            in_place = isinstance(given, Tensor) and not torch.equal(given, state_argument(args, kw))
-            candidate.calls.append(Call(module, given, _kept(output), in_place))
-
-        return hook
-
+    in_blocks = set()
     for candidate in candidates:
         for block in candidate.blocks:
-            handles.append(block.register_forward_pre_hook(enter_of(candidate), with_kwargs=True))
-            handles.append(block.register_forward_hook(leave_of(candidate), with_kwargs=True))
-    # The final norm and the classifier stand outside the blocks, so the norms inside need not be watched.
-    in_blocks = {id(m) for c in candidates for b in c.blocks for m in b.modules()}
+            in_blocks.update(block.modules())
+            handles.append(block.register_forward_pre_hook(partial(enter, candidate), with_kwargs=True))
+            handles.append(block.register_forward_hook(partial(leave, candidate), with_kwargs=True))
+    # The final norm stands outside the blocks, so the norms inside need not be watched.
     for module in model.modules():
-        if id(module) not in in_blocks and (is_norm(module) or isinstance(module, nn.Linear)):
-            handles.append(module.register_forward_hook(watch, with_kwargs=True))
+        # By name, because every library has norms of its own class.
+        is_norm = "norm" in type(module).__name__.lower()
+        if is_norm and module not in in_blocks and any(p.ndim == 1 for p in module.parameters(recurse=False)):
+            handles.append(module.register_forward_hook(keep, with_kwargs=True))
     try:
         output = model(images, **per_batch(kwargs, images))
     # A model may raise anything on a size that it was not made for.
@@ -216,16 +215,4 @@ def watch_forward(
     finally:
         for handle in handles:
             handle.remove()
-    return others, output_tensor(output)
-
-
-def _kept(value: Any) -> Any:
-    """A copy of a state, or of a block's output around it, that later writes into the state do not reach."""
-    if isinstance(value, tuple | list) and value:
-        return (_kept(value[0]), *value[1:])
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def is_norm(module: nn.Module) -> bool:
-    # By name, because every library has norms of its own class.
-    return "norm" in type(module).__name__.lower() and any(p.ndim == 1 for p in module.parameters(recurse=False))
+    return norms, output_tensor(output)

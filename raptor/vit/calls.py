@@ -69,40 +69,30 @@ class LastBlockReached(Exception):
 
 
 class StandIn(nn.Module):
-    """A module in the place of a block, for one call. It has none of the attributes that a model may read of blocks."""
+    """A module in the place of a block, for one call. It has none of the attributes that a model may read of blocks.
 
-    def __init__(self, returns_tuple: bool):
+    It keeps the arguments of its call and passes the state on, or returns the state `instead`. With `stops` it ends the
+    forward pass.
+    """
+
+    def __init__(self, returns_tuple: bool, instead: Tensor | None = None, stops: bool = False):
         super().__init__()
         self.returns_tuple = returns_tuple
-
-
-class Recorder(StandIn):
-    """Keeps the arguments of its call and passes the state on."""
-
-    def __init__(self, returns_tuple: bool, last: bool = False):
-        super().__init__(returns_tuple)
-        self.last = last
+        self.instead = instead
+        self.stops = stops
         self.call: tuple[tuple[Any, ...], Arguments] = ((), {})
         self.state: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.state = state_argument(args, kwargs)
         self.call = (args[1:], {k: v for k, v in kwargs.items() if k != "hidden_states"})
-        if self.last:
+        if self.stops:
             # An exception is the only way out of a forward that belongs to the model.
             raise LastBlockReached
-        return (self.state,) if self.returns_tuple else self.state
-
-
-class Constant(StandIn):
-    """Returns a given state."""
-
-    def __init__(self, state: Tensor, returns_tuple: bool):
-        super().__init__(returns_tuple)
-        self.state = state
-
-    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        return (self.state,) if self.returns_tuple else self.state
+        state = self.state
+        if self.instead is not None:
+            state = self.instead
+        return (state,) if self.returns_tuple else state
 
 
 def copied(module: nn.Module, name: str, instead: Mapping[int, Any] | None = None) -> Any:

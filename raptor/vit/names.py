@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raptor.files import read_json
 from raptor.run import unfinished
@@ -43,18 +44,26 @@ def models_for(weights: str | Path) -> list[str]:
     state = read_weights(weights)
     # A head of another width would make every model misfit.
     num_classes = classes_in_file(state)
+    shapes = {tensor.shape for tensor in state.values()}
+
+    def build(**kwargs: Any) -> nn.Module:
+        # Shapes are enough, and memory for random weights is not taken.
+        with torch.device("meta"):
+            return build_base(Base(source=f"timm/{name}", num_classes=num_classes, kwargs=kwargs))
+
     exact = []
     resized = []
-    # Several hundred architectures: first one block of each, then the whole model of the few that may fit.
     for name in timm.list_models(module=list(TIMM_MODULES)):
-        base = Base(source=f"timm/{name}", num_classes=num_classes)
-        if not _may_fit(base, state):
-            continue
+        # Several hundred architectures: first one block of each, then the whole model of the few that may fit.
+        with suppress(ValueError):  # a model that takes no depth
+            patches = patch_weight(build(depth=1).state_dict())
+            if patches is None or patches.shape not in shapes:
+                continue
         try:
-            model = _build_without_weights(base)
+            model = build()
             size = size_in_file(model, state)
             if size is not None:
-                model = _build_without_weights(replace(base, kwargs={"img_size": size}))
+                model = build(img_size=size)
             fit_weights(model, state, "")
         except ValueError:
             continue
@@ -63,22 +72,6 @@ def models_for(weights: str | Path) -> list[str]:
         else:
             resized.append(f"timm/{name}")
     return exact or resized
-
-
-def _build_without_weights(base: Base) -> nn.Module:
-    # Shapes are enough, and memory for random weights is not taken.
-    with torch.device("meta"):
-        return build_base(base)
-
-
-def _may_fit(base: Base, state: dict[str, Tensor]) -> bool:
-    """Whether the model's patches and width are in the file. One block is built, which takes some milliseconds."""
-    try:
-        model = _build_without_weights(replace(base, kwargs={"depth": 1}, num_classes=0))
-    except ValueError:  # a model that takes no depth
-        return True
-    own = patch_weight(model.state_dict())
-    return own is not None and any(tensor.shape == own.shape for tensor in state.values())
 
 
 def named_for(weights: str) -> str:
@@ -91,9 +84,7 @@ def named_for(weights: str) -> str:
         raise ValueError(f"{weights} fits no ViT of timm: give the module it belongs to, with the file as its weights")
     # The weights do not say with which mean and deviation their images were prepared, so no guess is made.
     if len(fitting) > 1:
-        others = ""
-        if len(fitting) > 4:
-            others = f" and {len(fitting) - 4} more"
+        others = f" and {len(fitting) - 4} more" if len(fitting) > 4 else ""
         raise ValueError(
             f"{weights} fits {', '.join(fitting[:4])}{others}, which may prepare images differently: "
             f"write {fitting[0]}@{weights} for the model it belongs to"
@@ -107,8 +98,11 @@ def unknown_model(text: str) -> str:
 
     path = Path(text).expanduser()
     if path.is_dir():
-        return unfinished(path) or _folder_without_model(path, text)
-
+        reason = f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
+        with suppress(ValueError):  # without a config.json, or with a damaged one
+            if {"model_type", "architectures"} & read_json(path / "config.json").keys():
+                reason = f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"
+        return unfinished(path) or reason
     known = ["scenes", *(f"timm/{name}" for name in timm.list_models(module=list(TIMM_MODULES)))]
     if timm.is_model(text.split(".")[0]):
         hint = f"did you mean 'timm/{text}'?"
@@ -117,13 +111,3 @@ def unknown_model(text: str) -> str:
     else:
         hint = "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
     return f"unknown model {text!r}: {hint}"
-
-
-def _folder_without_model(path: Path, text: str) -> str:
-    try:
-        config = read_json(path / "config.json")
-    except ValueError:
-        config = {}
-    if "model_type" in config or "architectures" in config:
-        return f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"
-    return f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"

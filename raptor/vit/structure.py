@@ -8,12 +8,14 @@ else.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from raptor.data.preprocess import Preprocess
 from raptor.devices import torch_defaults
-from raptor.vit.block_list import NUM_PROBED, Call, choose, find_candidates, is_norm, watch_forward
+from raptor.vit.block_list import NUM_PROBED, choose, find_candidates, watch_forward
 from raptor.vit.calls import StandIn, reason_of
 from raptor.vit.groups import TokenGroups
 from raptor.vit.origin import Origin, Structure
@@ -49,8 +51,10 @@ def inspect_vit(
             f"{name}: no list of alike blocks found; name it with blocks=, for example blocks='encoder.layers'"
         )
     forward_kwargs = forward_arguments(model, preprocess.size)
-    images = _noise_images(model, preprocess.size)
-    other_calls, output = watch_forward(model, candidates, images, forward_kwargs, name)
+    # Noise, because a blank image has equal patches, and then the order of patches cannot be seen.
+    images = torch.randn(NUM_PROBED, 3, preprocess.size, preprocess.size, generator=torch.Generator().manual_seed(0))
+    images = images.to(next(model.parameters()))
+    norms, output = watch_forward(model, candidates, images, forward_kwargs, name)
     depth = choose(candidates, name)
     states = depth.states()
     num_tokens, dim = states[-1].shape[1:]
@@ -67,7 +71,7 @@ def inspect_vit(
         num_classes=_num_classes(model, output, structure, name),
         origin=origin,
         forward_kwargs=forward_kwargs,
-        returns_tuple=isinstance(depth.calls[0].output, tuple | list),
+        returns_tuple=depth.calls[0].returns_tuple,
     )
     # The order matters: this one runs the model on the first image alone, so that whatever the model remembers
     # of an earlier forward pass is wrong for the images of the next two.
@@ -75,44 +79,33 @@ def inspect_vit(
     _check_finish(vit, states[-1], output)
     _check_steps(vit, images, states)
     place_tokens(vit, images, states[0], structure.cls, structure.registers)
-    if structure.norm is None:
-        vit.norm = _final_norm(other_calls, states[-1], vit.groups)
-    else:
-        vit.norm = _named_norm(model, structure.norm, name)
+    vit.norm = _final_norm(vit, norms, states[-1], structure.norm)
     vit.depth_conditioned = len(vit.embed(images[:1])[1].distinct()) > 1
     return vit
 
 
-def _noise_images(model: nn.Module, size: int) -> Tensor:
-    # Noise, because a blank image has equal patches, and then the order of patches cannot be seen.
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(NUM_PROBED, 3, size, size, generator=generator).to(next(model.parameters()))
+def _final_norm(vit: ViT, norms: list[tuple[nn.Module, Any]], last_btd: Tensor, path: str | None) -> nn.Module:
+    """The norm at `path` or, without one, the first norm of the last state or of what tokens are pooled to.
 
-
-def _named_norm(model: nn.Module, path: str, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise NotAViT(f"{name} has no module {path!r}: give the dotted path of its final norm with norm=") from None
-
-
-def _final_norm(calls: list[Call], last_btd: Tensor, groups: TokenGroups) -> nn.Module:
-    """The first norm whose input is the last state or what tokens are pooled to, else an identity.
-
-    Pooled are the cls token, or the mean, the maximum or half the sum of both of all tokens or of the patches.
+    Pooled are the cls token, or the mean, the maximum or half the sum of both of all tokens or of the patches. Where no
+    norm is given any of these, the result is an identity.
     """
+    if path is not None:
+        try:
+            return vit.model.get_submodule(path)
+        except AttributeError:
+            raise NotAViT(
+                f"{vit.name} has no module {path!r}: give the dotted path of its final norm with norm="
+            ) from None
     # Some models norm all tokens and some only what their head reads.
-    pooled = [last_btd, last_btd[:, groups.slice("cls").start]]
-    for tokens_btd in (last_btd, last_btd[:, groups.slice("patches")]):
+    pooled = [last_btd, last_btd[:, vit.groups.slice("cls").start]]
+    for tokens_btd in (last_btd, last_btd[:, vit.groups.slice("patches")]):
         mean_bd = tokens_btd.mean(1)
         largest_bd = tokens_btd.amax(1)
         pooled += [mean_bd, largest_bd, (mean_bd + largest_bd) / 2]
-    for call in calls:
-        x = call.state
-        if not is_norm(call.module) or not isinstance(x, Tensor):
-            continue
-        if any(x.shape == p.shape and torch.allclose(x, p, atol=1e-5) for p in pooled):
-            return call.module
+    for norm, x in norms:
+        if isinstance(x, Tensor) and any(x.shape == p.shape and torch.allclose(x, p, atol=1e-5) for p in pooled):
+            return norm
     return nn.Identity()
 
 

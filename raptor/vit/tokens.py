@@ -25,7 +25,13 @@ def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, r
     start, stop = found[0], found[-1] + 1
     if len(found) != stop - start:
         raise NotAViT(f"{vit.name}: the tokens that depend on the image do not stand together, which is not supported")
-    stated = _stated_grid(vit.model, size)
+    # The model's first convolution that cuts an image into pieces states their side.
+    stated_size = 0
+    for module in vit.model.modules():
+        if isinstance(module, nn.Conv2d) and module.stride[0] > 1 and module.stride == module.kernel_size:
+            stated_size = int(module.stride[0])
+            break
+    stated = size // stated_size if stated_size else 0  # patches along a side
     if cls is not None and registers is not None:
         num_patches = num_tokens - cls - registers
     elif stated and math.isqrt(len(found)) ** 2 != len(found):
@@ -47,7 +53,7 @@ def place_tokens(vit: ViT, images: Tensor, first_btd: Tensor, cls: int | None, r
     # A convolution with overlap, or patches of another size, is described by the side of the grid.
     vit.patch_size = max(1, size // side)
     if stated == side:
-        vit.patch_size = _patch_size(vit.model)
+        vit.patch_size = stated_size
     vit.groups = _token_groups(vit, images, num_patches, start, num_tokens - stop, cls, registers)
     _check_order(vit, images, start)
 
@@ -123,17 +129,3 @@ def _check_order(vit: ViT, images: Tensor, start: int) -> None:
                 f"{vit.name}: its patches do not stand row by row: the patch in row {row + 1}, column {column + 1} "
                 f"is token {token + 1} of {vit.groups.num_tokens}"
             )
-
-
-def _patch_size(model: nn.Module) -> int:
-    """The side of the patches of the model's first convolution that cuts an image into pieces; 0 where it has none."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.stride[0] > 1 and module.stride == module.kernel_size:
-            return int(module.stride[0])
-    return 0
-
-
-def _stated_grid(model: nn.Module, size: int) -> int:
-    """Patches along a side as the model's patch embedding has them; 0 where it does not say."""
-    patch_size = _patch_size(model)
-    return size // patch_size if patch_size else 0

@@ -21,9 +21,8 @@ from raptor.data.given import given_images
 from raptor.data.preprocess import Preprocess
 from raptor.run import Record
 from raptor.vit.calls import (
-    Constant,
     LastBlockReached,
-    Recorder,
+    StandIn,
     first_tensor,
     output_tensor,
     per_batch,
@@ -188,9 +187,9 @@ class ViT:
         # Stand-ins keep the model's own code for positions, prefix tokens and arguments. What comes after the last
         # block is not run: it may cost more than the embedding, and only `finish` needs it.
         last = self.num_layers
-        recorders: dict[int, Recorder] = {}
+        recorders: dict[int, StandIn] = {}
         for layer in range(1, last + 1):
-            recorders[layer] = Recorder(self.returns_tuple, last=layer == last)
+            recorders[layer] = StandIn(self.returns_tuple, stops=layer == last)
         with replaced_blocks(self, recorders), suppress(LastBlockReached):
             self(images)
         # Every recorder hands on a_0, so only the first one's state is meant; the arguments are each block's own.
@@ -215,10 +214,8 @@ class ViT:
         size = self.preprocess.size
         # The blank images only set the batch size: the last block returns `a_L` whatever it is given.
         blank = torch.zeros(x_btd.shape[0], 3, size, size, device=x_btd.device, dtype=self.dtype)
-        steps: dict[int, nn.Module] = {}
-        for layer in range(1, self.num_layers):
-            steps[layer] = Recorder(self.returns_tuple)
-        steps[self.num_layers] = Constant(x_btd, self.returns_tuple)
+        steps = {layer: StandIn(self.returns_tuple) for layer in range(1, self.num_layers)}
+        steps[self.num_layers] = StandIn(self.returns_tuple, instead=x_btd)
         with replaced_blocks(self, steps):
             return self(blank)
 

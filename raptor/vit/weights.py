@@ -48,7 +48,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except ValueError as error:
         kind = "safetensors" if path.suffix == ".safetensors" else "weights-only"
         raise ValueError(f"{path} cannot be read as a {kind} file: {error}") from None
-    tensors = _unwrap(state, path)
+    for _ in range(8):  # a dictionary may hold itself
+        if not isinstance(state, Mapping):
+            raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors: save a state dict")
+        found = [key for key in _NESTED if isinstance(state.get(key), Mapping)]
+        if not found:
+            break
+        taken = found[0]
+        if len(found) > 1:
+            others = ", ".join(found[1:])
+            hint = "save the other as a file of its own to take that"
+            print(f"{path} holds {others} beside {taken}: {taken} is taken; {hint}", file=sys.stderr)
+        state = state[taken]
+    tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError(f"{path} holds no tensors: save a state dict")
     for name, tensor in tensors.items():
         # A file of a few bytes can hold a tensor of any size that repeats one value.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
@@ -67,26 +81,21 @@ def load_tensors(path: Path) -> Any:
         with warnings.catch_warnings(action="ignore"):  # torch warns of odd pickles
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes lead to errors of every type
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    """An error of one line for a file that could not be loaded."""
-    refused = re.search(r"GLOBAL (\S+)", str(error))
-    if isinstance(error, pickle.UnpicklingError) and refused:
-        return ValueError(
-            f"it holds {refused[1]}, which is not a tensor and could run code: save only its tensors, in the program "
-            "that made it, with torch.save(model.state_dict(), FILE)"
-        )
-    # torch's files are zip archives, and a truncated one still begins as such.
-    with path.open("rb") as file:
-        begins_as_archive = file.read(4) == b"PK\x03\x04"
-    if "unexpected EOF" in str(error) or (begins_as_archive and not zipfile.is_zipfile(path)):
-        return ValueError("it is damaged or not complete: fetch it again")
-    reason = "it holds no tensors"
-    if isinstance(error, OSError | RuntimeError | SafetensorError) and str(error).strip():
-        reason = str(error).strip().splitlines()[0][:200]
-    return ValueError(f"{reason}: fetch it again")
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and refused:
+            raise ValueError(
+                f"it holds {refused[1]}, which is not a tensor and could run code: save only its tensors, in the "
+                "program that made it, with torch.save(model.state_dict(), FILE)"
+            ) from None
+        # torch's files are zip archives, and a truncated one still begins as such.
+        with path.open("rb") as file:
+            begins_as_archive = file.read(4) == b"PK\x03\x04"
+        reason = "it holds no tensors"
+        if "unexpected EOF" in str(error) or (begins_as_archive and not zipfile.is_zipfile(path)):
+            reason = "it is damaged or not complete"
+        elif isinstance(error, OSError | RuntimeError | SafetensorError) and str(error).strip():
+            reason = str(error).strip().splitlines()[0][:200]
+        raise ValueError(f"{reason}: fetch it again") from None
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -140,7 +149,8 @@ def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
     names = _strip_prefixes(dict(state))
     table = next((names[key] for key in _POSITIONS if key in names), None)
     patches = getattr(model, "patch_embed", None)
-    if table is None or not 2 <= table.ndim <= 3 or patches is None or not getattr(model, "dynamic_img_size", False):
+    is_resized = patches is not None and getattr(model, "dynamic_img_size", False)
+    if table is None or not 2 <= table.ndim <= 3 or not is_resized:
         return None
     # The table may hold positions for cls and registers before the patches.
     num_others = int(getattr(model, "num_prefix_tokens", 1))
@@ -174,14 +184,13 @@ def fit_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
     if shapes != {name: tensor.shape for name, tensor in own.items()}:
         state = _timm_filter(model, _strip_prefixes(state), path)
     faults = []
-    missing = sorted(own.keys() - state.keys())
-    if missing:
-        faults.append(f"missing: {_few(missing)}")
-    unexpected = sorted(state.keys() - own.keys())
-    if unexpected:
-        faults.append(f"unexpected: {_few(unexpected)}")
+    for problem, names in (("missing", own.keys() - state.keys()), ("unexpected", state.keys() - own.keys())):
+        # A few names tell a person which model the file is of; all of them would fill the screen.
+        if names:
+            few = ", ".join(sorted(names)[:6])
+            rest = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            faults.append(f"{problem}: {few}{rest}")
     wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
-    # A few names tell a person which model the file is of; all of them would fill the screen.
     for name in wrong[:3]:
         faults.append(f"{name}: {tuple(state[name].shape)} in the file, {tuple(own[name].shape)} in the model")
     if faults:
@@ -194,38 +203,13 @@ def fit_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
     return state
 
 
-def _unwrap(state: Any, path: Path) -> dict[str, Tensor]:
-    """The tensors of the innermost dictionary of weights in `state`."""
-    for _ in range(8):  # a dictionary may hold itself
-        if not isinstance(state, Mapping):
-            break
-        found = [key for key in _NESTED if isinstance(state.get(key), Mapping)]
-        if not found:
-            break
-        taken = found[0]
-        if len(found) > 1:
-            others = ", ".join(found[1:])
-            hint = "save the other as a file of its own to take that"
-            print(f"{path} holds {others} beside {taken}: {taken} is taken; {hint}", file=sys.stderr)
-        state = state[taken]
-    if not isinstance(state, Mapping):
-        raise ValueError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors: save a state dict")
-    tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise ValueError(f"{path} holds no tensors: save a state dict")
-    return tensors
-
-
 def _strip_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove wrapper prefixes. Beside `backbone.`, a classifier on its output is kept and other heads are dropped."""
     state = {name: tensor for name, tensor in state.items() if name != "n_averaged"}  # of torch's AveragedModel
     for prefix in _PREFIXES:
         if state and all(name.startswith(prefix) for name in state):
             return _strip_prefixes({name.removeprefix(prefix): tensor for name, tensor in state.items()})
-    backbone = {}
-    for name, tensor in state.items():
-        if name.startswith("backbone."):
-            backbone[name.removeprefix("backbone.")] = tensor
+    backbone = {name[len("backbone.") :]: tensor for name, tensor in state.items() if name.startswith("backbone.")}
     embedding = next((tensor for name, tensor in backbone.items() if name.endswith("patch_embed.proj.weight")), None)
     if embedding is None:
         return state
@@ -282,10 +266,3 @@ def _shape_of(state: Mapping[str, Tensor]) -> str:
 def patch_weight(state: Mapping[str, Tensor]) -> Tensor | None:
     """The convolution that cuts an image of three channels into patches; its name differs between libraries."""
     return next((tensor for tensor in state.values() if tensor.ndim == 4 and tensor.shape[1] == 3), None)
-
-
-def _few(keys: list[str], most: int = 6) -> str:
-    text = ", ".join(keys[:most])
-    if len(keys) > most:
-        text += f" and {len(keys) - most} more"
-    return text

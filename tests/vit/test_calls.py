@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from raptor.vit.calls import (
-    Constant,
     LastBlockReached,
-    Recorder,
+    StandIn,
     first_tensor,
     output_tensor,
     per_batch,
@@ -58,7 +57,7 @@ def test_an_error_without_words_is_named_by_its_type() -> None:
 @pytest.mark.parametrize("returns_tuple", [False, True])
 def test_a_recorder_passes_the_state_on_and_keeps_the_other_arguments(returns_tuple: bool) -> None:
     x = torch.randn(2, 5, 8)
-    recorder = Recorder(returns_tuple)
+    recorder = StandIn(returns_tuple)
     output = recorder(hidden_states=x, scale=2)
     assert (output[0] if returns_tuple else output) is x
     assert isinstance(output, tuple) == returns_tuple
@@ -68,7 +67,7 @@ def test_a_recorder_passes_the_state_on_and_keeps_the_other_arguments(returns_tu
 
 
 def test_the_last_recorder_stops_the_model_once_its_arguments_are_known() -> None:
-    recorder = Recorder(returns_tuple=False, last=True)
+    recorder = StandIn(returns_tuple=False, stops=True)
     with pytest.raises(LastBlockReached):
         recorder(torch.zeros(1, 2, 3), "rope")
     assert recorder.call == (("rope",), {})
@@ -76,5 +75,5 @@ def test_the_last_recorder_stops_the_model_once_its_arguments_are_known() -> Non
 
 def test_a_constant_gives_its_state_whatever_it_is_given() -> None:
     state = torch.randn(2, 5, 8)
-    assert Constant(state, returns_tuple=False)(torch.zeros(1)) is state
-    assert Constant(state, returns_tuple=True)(torch.zeros(1))[0] is state
+    assert StandIn(returns_tuple=False, instead=state)(torch.zeros(1)) is state
+    assert StandIn(returns_tuple=True, instead=state)(torch.zeros(1))[0] is state
