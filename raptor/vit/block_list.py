@@ -192,7 +192,7 @@ def watch_forward(
         norms.append((norm, state_argument(args, kw)))
 
     handles = []
-    in_blocks = set()
+    in_blocks: set[nn.Module] = set()
     for candidate in candidates:
         for block in candidate.blocks:
             in_blocks.update(block.modules())

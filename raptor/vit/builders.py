@@ -248,7 +248,7 @@ def _fetch_transformers(auto: Any, repo: str, config: Any, base: Base, revision:
     options: Arguments = dict(config=config, revision=revision, dtype=torch.float32, trust_remote_code=False)
     with _built_by_library(base.source, fetch=True):
         model, info = auto.from_pretrained(repo, output_loading_info=True, **options)
-        folder = Path(cached_file(repo, "config.json", revision=revision, local_files_only=True)).parent
+        folder = Path(str(cached_file(repo, "config.json", revision=revision, local_files_only=True))).parent
     # Without a quantization_config transformers takes numbers of 8 bits for the weights, without their scales.
     whole = folder / "model.safetensors"
     for path in [whole] if whole.exists() else sorted(folder.glob("model-*.safetensors")):

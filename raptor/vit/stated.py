@@ -132,7 +132,7 @@ def processor_settings(name: str, fetch: bool = False) -> tuple[dict[str, Any], 
             continue
         if found is None:
             continue
-        settings: Any = read_json(found, _REMEDY)
+        settings: Any = read_json(Path(found), _REMEDY)
         if file_name == "processor_config.json":
             settings = settings.get("image_processor")
         if isinstance(settings, dict):

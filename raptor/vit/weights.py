@@ -148,7 +148,7 @@ def size_in_file(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
     """
     names = _strip_prefixes(dict(state))
     table = next((names[key] for key in _POSITIONS if key in names), None)
-    patches = getattr(model, "patch_embed", None)
+    patches: Any = getattr(model, "patch_embed", None)
     is_resized = patches is not None and getattr(model, "dynamic_img_size", False)
     if table is None or not 2 <= table.ndim <= 3 or not is_resized:
         return None
