@@ -28,29 +28,52 @@ def model_card(vit: ViT, run: str | Path | None = None, use: str = "") -> str:
     """
     licence = licence_of(vit)
     head = ["---", "library_name: raptor-vit", "tags:", "- vision-transformer", "- raptor"]
+    facts: list[tuple[str, object]] = []
+    told = []
     if licence is not None:
         head.insert(1, f"license: {licence}")
-    facts = [
-        ("images", f"{vit.preprocess.size} px, mean {vit.preprocess.mean}, deviation {vit.preprocess.std}"),
-        ("parameters", f"{sum(p.numel() for p in vit.model.parameters()):,}"),
-    ]
     if vit.phases:
-        facts = _surrogate_facts(vit) + facts
-    folder = _run_folder(run if run is not None else vit.opened.model)
-    if folder is not None:
-        facts += _training_facts(folder)
-    facts.append(("licence", _UNKNOWN if licence is None else f"{licence}, as of the weights it was made from"))
-    lines = [*head, "---", f"# {vit.name}", ""]
-    if vit.phases:
-        lines += [
+        spec = vit.origin.surrogates[-1]
+        teacher = vit.origin.teacher or Opened()
+        teacher_name = teacher.name or teacher.model or "a module of its user's own"
+        if teacher.weights:
+            teacher_name += f" with the weights of {Path(teacher.weights).name}"
+        facts = [
+            ("phases", " | ".join(str(length) for length in vit.phases)),
+            ("block", _BLOCKS[spec.block]),
+            ("depths differ by", _DEPTHS[spec.conditioning]),
+            ("rank of the adapters", spec.adapters),
+            ("teacher", teacher_name),
+            ("fingerprint of its weights", teacher.fingerprint or "not known"),
+        ]
+        told = [
             f"A surrogate by [Raptor](https://arxiv.org/abs/2512.19941): {len(vit.phases)} tied blocks, repeated, "
             f"stand for the {vit.num_layers} blocks of a Vision Transformer. Everything else is the teacher's.",
             "",
         ]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts), ""]
-    lines += ["## Certificate", "", *_certificate(folder), ""]
-    lines += ["## Use", "", use or '```python\nfrom raptor import open_vit\n\nvit = open_vit("FOLDER")\n```', ""]
-    return "\n".join(lines)
+    facts += [
+        ("images", f"{vit.preprocess.size} px, mean {vit.preprocess.mean}, deviation {vit.preprocess.std}"),
+        ("parameters", f"{sum(p.numel() for p in vit.model.parameters()):,}"),
+    ]
+    certificate = ["None was measured: `raptor evaluate RUN` writes one."]
+    place = run if run is not None else vit.opened.model
+    if place is not None:
+        folder = Path(place).expanduser()
+        # A surrogate lies in the folder of its run.
+        if not (folder / "config.yaml").is_file() and (folder.parent / "config.yaml").is_file():
+            folder = folder.parent
+        if (folder / "config.yaml").is_file():
+            facts += _training_facts(folder)
+        if (folder / "certificate.json").is_file():
+            certificate = ["It is in certificate.json of the run."]
+            words = read_json(folder / "certificate.json").get("lines")
+            if isinstance(words, list):
+                certificate = [f"- {_cell(line)}" for line in words]
+    facts.append(("licence", _UNKNOWN if licence is None else f"{licence}, as of the weights it was made from"))
+    table = ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts), ""]
+    use = use or '```python\nfrom raptor import open_vit\n\nvit = open_vit("FOLDER")\n```'
+    lines = [*head, "---", f"# {vit.name}", "", *told, *table]
+    return "\n".join([*lines, "## Certificate", "", *certificate, "", "## Use", "", use, ""])
 
 
 def licence_of(vit: ViT) -> str | None:
@@ -66,62 +89,23 @@ def licence_of(vit: ViT) -> str | None:
     return getattr(stated, "license", None)
 
 
-def _surrogate_facts(vit: ViT) -> list[tuple[str, str]]:
-    assert vit.phases is not None
-    spec = vit.origin.surrogates[-1]
-    teacher = vit.origin.teacher or Opened()
-    name = teacher.name or teacher.model or "a module of its user's own"
-    if teacher.weights:
-        name += f" with the weights of {Path(teacher.weights).name}"
-    return [
-        ("phases", " | ".join(str(length) for length in vit.phases)),
-        ("block", _BLOCKS[spec.block]),
-        ("depths differ by", _DEPTHS[spec.conditioning]),
-        ("rank of the adapters", str(spec.adapters)),
-        ("teacher", name),
-        ("fingerprint of its weights", teacher.fingerprint or "not known"),
-    ]
-
-
-def _run_folder(run: str | Path | None) -> Path | None:
-    """The run folder that `run` names or lies in; None without one."""
-    if run is None:
-        return None
-    folder = Path(run).expanduser()
-    for place in (folder, folder.parent):
-        if (place / "config.yaml").is_file():
-            return place
-    return folder if (folder / "certificate.json").is_file() else None
-
-
-def _training_facts(folder: Path) -> list[tuple[str, str]]:
-    if not (folder / "config.yaml").is_file():
-        return []
+def _training_facts(folder: Path) -> list[tuple[str, object]]:
+    """The data and the budget of a run."""
     config = read_config(folder)
     data = config.get("data")
     trained = ", ".join(data) if isinstance(data, list) else str(data)
-    found = [("trained on", trained)]
     images = config.get("images")
     if isinstance(images, dict) and isinstance(images.get("train"), dict):
-        found[0] = ("trained on", f"{images['train'].get('num_images')} images of {trained}")
+        trained = f"{images['train'].get('num_images')} images of {trained}"
+    found: list[tuple[str, object]] = [("trained on", trained)]
     recipe = config.get("recipe")
     # A config.yaml may be of a trained teacher, which has no recipe.
     if isinstance(recipe, dict) and "budget" in recipe:
-        found.append(("budget", str(recipe["budget"])))
+        found.append(("budget", recipe["budget"]))
     return found
 
 
-def _certificate(folder: Path | None) -> list[str]:
-    """The first words of the run's certificate."""
-    if folder is None or not (folder / "certificate.json").is_file():
-        return ["None was measured: `raptor evaluate RUN` writes one."]
-    words = read_json(folder / "certificate.json").get("lines")
-    if not isinstance(words, list):
-        return ["It is in certificate.json of the run."]
-    return [f"- {_cell(str(line))}" for line in words]
-
-
-def _cell(text: str) -> str:
+def _cell(value: object) -> str:
     """Text for one line of a table."""
     # A line break or a bar would end the cell.
-    return " ".join(text.split()).replace("|", "\\|")
+    return " ".join(str(value).split()).replace("|", "\\|")

@@ -111,7 +111,11 @@ def open_vit(
     if not pretrained:
         building["pretrained"] = False
     if isinstance(source, Result):
-        source = _model_of(source)
+        result = source
+        # The surrogate of a distillation, or the run folder of another result.
+        source = getattr(result, "surrogate", None) or folder_of(result)
+        if isinstance(source, Result):
+            raise ValueError(f"a {type(result).__name__} holds no model: give what distill returned, or a run folder")
     # Its structure has been found already: other options would describe another model.
     if isinstance(source, ViT):
         options = dict(weights=weights, size=size, preprocess=preprocess, name=name, **vars(structure), **building)
@@ -153,7 +157,13 @@ def open_vit(
     if layer_scale is not None:
         if pretrained or weights:
             raise ValueError(f"--layer_scale would change the weights of {text}: give --pretrained false too")
-        _set_layer_scale(model, layer_scale, text)
+        # transformers puts the family before the name, as in Dinov2LayerScale.
+        scaling = [module for module in model.modules() if type(module).__name__.endswith("LayerScale")]
+        if not scaling:
+            raise ValueError(f"{text} has no LayerScale: leave out --layer_scale")
+        for module in scaling:
+            for scale in module.parameters():
+                nn.init.constant_(scale, layer_scale)
     shown = text
     if weights:
         shown = Path(weights).stem
@@ -175,17 +185,6 @@ def open_vit(
         fingerprint=fingerprint(model),
     )
     return _as_dtype(vit, dtype).to(device or "cpu")
-
-
-def _model_of(result: Result) -> Source:
-    """The surrogate of a distillation, or the run folder of another result."""
-    surrogate = getattr(result, "surrogate", None)
-    if isinstance(surrogate, ViT):
-        return surrogate
-    folder = folder_of(result)
-    if isinstance(folder, Result):
-        raise ValueError(f"a {type(result).__name__} holds no model: give what distill returned, or a run folder")
-    return Path(folder)
 
 
 def _build(base: Base, weights: str | None, pretrained: bool, trust_hub: bool) -> nn.Module:
@@ -258,20 +257,6 @@ def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
     return name, file
 
 
-def _set_layer_scale(model: nn.Module, value: float, name: str) -> None:
-    """Fill the LayerScale parameters of a model with random weights."""
-    scales: list[nn.Parameter] = []
-    for module in model.modules():
-        # transformers puts the family before the name, as in Dinov2LayerScale.
-        if type(module).__name__.endswith("LayerScale"):
-            scales += module.parameters()
-    if not scales:
-        raise ValueError(f"{name} has no LayerScale: leave out --layer_scale")
-    with torch.no_grad():
-        for scale in scales:
-            scale.fill_(value)
-
-
 def _as_dtype(vit: ViT, dtype: str) -> ViT:
     """The weights of `vit` as `dtype`, which `opened` notes unless it is fp32."""
     if dtype != "fp32":
@@ -297,15 +282,13 @@ def tell_apart(views: Sequence[ViT]) -> list[ViT]:
     return found
 
 
-def given_options(**options: Any) -> Arguments:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def refuse_options(what: str, **options: Any) -> None:
     """Raise for options that would have no effect."""
     known = inspect.signature(open_vit).parameters
     names = []
-    for name in given_options(**options):
+    for name, value in options.items():
+        if value is None:
+            continue
         # Any other keyword is an argument of a model's constructor, so a misspelt option gets here too.
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         if close and name not in known:

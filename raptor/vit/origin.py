@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,8 +122,6 @@ class SurrogateSpec:
         named = {"block": BLOCKS, "conditioning": CONDITIONINGS, "adapted": ADAPTED}
         if isinstance(self.copy, str):
             named["copy"] = COPIES
-        else:
-            self._check_copied(self.copy)
         for name, choices in named.items():
             value = getattr(self, name)
             if value not in choices:
@@ -132,12 +129,14 @@ class SurrogateSpec:
         # True is an int as well, and would be a rank of 1.
         if type(self.adapters) is not int or self.adapters < 0:
             raise ValueError(f"adapters must be a rank of 0 or more, got {self.adapters!r}")
-
-    def _check_copied(self, layers: Sequence[int]) -> None:
-        if len(layers) != len(self.phases):
-            raise ValueError(f"copy must name one block of each of the {len(self.phases)} phases, got {list(layers)}")
+        if isinstance(self.copy, str):
+            return
+        if len(self.copy) != len(self.phases):
+            raise ValueError(
+                f"copy must name one block of each of the {len(self.phases)} phases, got {list(self.copy)}"
+            )
         last = 0
-        for layer, length in zip(layers, self.phases):
+        for layer, length in zip(self.copy, self.phases):
             first = last + 1
             last += length
             if not first <= layer <= last:

@@ -15,9 +15,9 @@ from raptor.streaming import Result, folder_of
 from raptor.vit.builders import check_recorded
 from raptor.vit.calls import copied
 from raptor.vit.names import ASSETS
-from raptor.vit.open import DTYPES, Source, given_options, open_vit, refuse_options
-from raptor.vit.origin import Arguments, Opened, Structure
-from raptor.vit.saved import Saved, describe_surrogate, find_teacher_files, is_built_in, saved_folder
+from raptor.vit.open import DTYPES, Source, open_vit, refuse_options
+from raptor.vit.origin import Arguments, Opened
+from raptor.vit.saved import describe_surrogate, find_teacher_files, saved_folder
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
@@ -41,26 +41,21 @@ def open_pair(
     *,
     teacher: Source | None = None,
     allow_other_teacher: bool = False,
-    device: str | torch.device | None = None,
-    weights: str | None = None,
+    size: int | None = None,
     pretrained: bool = True,
     layer_scale: float | None = None,
-    size: int | None = None,
-    blocks: str | None = None,
-    norm: str | None = None,
-    cls: int | None = None,
-    registers: int | None = None,
-    head_classes: int | None = None,
     dtype: str = "fp32",
     trust_hub: bool = False,
-    name: str | None = None,
+    device: str | torch.device | None = None,
+    **of_teacher: Any,
 ) -> Pair:
     """A surrogate and its teacher, or None and the model if `source` is not a surrogate.
 
-    The surrogate names its teacher, unless `teacher` is given. `weights`, `blocks`, `norm`, `cls` and `registers` are
-    options of the teacher (as in `open_vit`). A module of your own is opened with the options that were given when the
-    surrogate was made, unless others are given now; its weight file is loaded into a copy of the module, unless the
-    module has these weights already. `pretrained=False` opens a plain model with random weights.
+    The surrogate names its teacher, unless `teacher` is given. `of_teacher` are options of the teacher: `weights`,
+    `name`, `blocks`, `norm`, `cls`, `registers` and `head_classes` (as in `open_vit`). A module of your own is opened
+    with the options that were given when the surrogate was made, unless others are given now; its weight file is loaded
+    into a copy of the module, unless the module has these weights already. `pretrained=False` opens a plain model with
+    random weights.
 
     A teacher with other weights is refused, unless `allow_other_teacher`; its name then says so in every result. The
     result of a distillation stands for its run folder and its teacher.
@@ -73,8 +68,7 @@ def open_pair(
     assert not isinstance(source, Result)
     running: Arguments = dict(device=device, dtype=dtype, trust_hub=trust_hub)
     of_source: Arguments = dict(size=size, pretrained=pretrained, layer_scale=layer_scale, **running)
-    structure = Structure(blocks=blocks, norm=norm, cls=cls, registers=registers, head_classes=head_classes)
-    of_teacher = given_options(weights=weights, name=name, **vars(structure))
+    of_teacher = {name: value for name, value in of_teacher.items() if value is not None}
     saved = describe_surrogate(source)
     if saved is None:
         if teacher is not None:
@@ -83,46 +77,57 @@ def open_pair(
                 f"{shown} is not a surrogate and has no teacher: name a run, or leave out --teacher and --module"
             )
         return Pair(None, open_vit(source, **of_source, **of_teacher))
-    is_moved = isinstance(teacher, str | Path) and Path(teacher).expanduser().is_file()
-    if is_moved and (saved.teacher or Opened()).model is not None:
+    made_from = saved.teacher or Opened()
+    folder = None
+    if not isinstance(source, ViT):
+        folder = saved_folder(str(source))
+        assert folder is not None
+        made_from = find_teacher_files(folder, made_from)
+    if isinstance(teacher, str | Path) and Path(teacher).expanduser().is_file() and made_from.model is not None:
         # A file does not say which model its weights are of and how images are prepared; the surrogate does.
         of_teacher.setdefault("weights", str(teacher))
         teacher = None
     # Both must see the same pixels, so the surrogate's size holds for its teacher.
     teacher_size = size or saved.preprocess.size
     if isinstance(teacher, ViT):
-        _check_opened(teacher, size, dtype, of_teacher)
+        refused = dict(of_teacher)
+        if size != teacher.preprocess.size:
+            refused["size"] = size
+        if dtype != "fp32" and DTYPES.get(dtype) != teacher.dtype:
+            refused["dtype"] = dtype
+        refuse_options("a teacher that is already opened", **refused)
         if not isinstance(source, ViT):
             of_source["size"] = teacher.preprocess.size
     elif isinstance(teacher, nn.Module):
-        options = of_teacher
         if saved.base is None:  # a module of one's own, not a teacher that was opened by its name
-            recorded = dict(
+            recorded: Arguments = dict(
                 **saved.structure.given(),
                 head_classes=saved.num_classes,
                 preprocess=saved.preprocess,
             )
-            if weights is None and not allow_other_teacher:
-                recorded["weights"] = _weights_of_module(teacher, source, saved)
-            options = recorded | of_teacher
+            file = made_from.weights
+            is_wanted = file and not allow_other_teacher and "weights" not in of_teacher
+            if is_wanted and made_from.fingerprint != fingerprint(teacher):
+                made_with = f"{file}, which {saved.name if isinstance(source, ViT) else source} was made with,"
+                if _is_gone(str(file)):
+                    raise RunError(f"{made_with} is not there: give its new place with --weights")
+                print(f"{made_with} is loaded into a copy of the module", file=sys.stderr)
+                recorded["weights"] = file
+            of_teacher = recorded | of_teacher
         # Loading a weight file would change the module in the user's hands.
-        module = copied(teacher, type(teacher).__name__) if options.get("weights") else teacher
-        teacher = open_vit(module, size=teacher_size, **running, **options)
+        module = copied(teacher, type(teacher).__name__) if "weights" in of_teacher else teacher
+        teacher = open_vit(module, size=teacher_size, **running, **of_teacher)
     elif teacher is not None:
         teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)
-    made_from = saved.teacher or Opened()
-    if saved.only_blocks and teacher is None:  # all that is not in the blocks is the teacher's
-        assert isinstance(source, str | Path)
-        needed = given_options(**of_teacher | {"size": teacher_size})
-        teacher = _open_teacher(source, made_from, needed, **{**running, "device": device or "cpu"})
-    # A surrogate of a module of one's own is built from that module.
+    elif saved.base is not None or saved.only_blocks:
+        # On one device, or their states could not be compared.
+        running["device"] = device or (source.device if isinstance(source, ViT) else "cpu")
+        teacher = _open_recorded(source, folder, made_from, of_teacher | {"size": teacher_size}, **running)
+    # A surrogate of a module of one's own is built from that module, and one of blocks alone from all else.
     needs_teacher = saved.base is None or saved.only_blocks
     surrogate = open_vit(source, teacher=teacher if needs_teacher else None, **of_source)
-    if teacher is None:
-        # On one device, or their states could not be compared.
-        running["device"] = device or surrogate.device
-        made_from = surrogate.origin.teacher or Opened()
-        teacher = _open_teacher(source, made_from, given_options(size=of_source["size"], **of_teacher), **running)
+    if teacher is None:  # only a surrogate that is opened already can do without the module
+        teacher = _open_recorded(source, folder, made_from, of_teacher, **running)
     check_teacher(surrogate, teacher, source, allow_other_teacher)
     if teacher.classes is None and teacher.num_classes == surrogate.num_classes:  # the run was told their names
         teacher = replace(teacher, classes=surrogate.classes)
@@ -143,37 +148,9 @@ def open_studied(
     return pair.surrogate or pair.teacher
 
 
-def _check_opened(teacher: ViT, size: int | None, dtype: str, of_teacher: Arguments) -> None:
-    """Raise for options that a teacher that is already opened does not have."""
-    refused = dict(of_teacher)
-    if size != teacher.preprocess.size:
-        refused["size"] = size
-    if dtype != "fp32" and DTYPES.get(dtype) != teacher.dtype:
-        refused["dtype"] = dtype
-    refuse_options("a teacher that is already opened", **refused)
-
-
-def _weights_of_module(module: nn.Module, source: Source, saved: Saved) -> str | None:
-    """The weight file of the module when the surrogate was made; None without one, or if the module has its weights."""
-    shown = str(source)
-    recorded = saved.teacher or Opened()
-    if isinstance(source, ViT):
-        shown = saved.name
-    else:
-        folder = saved_folder(str(source))
-        assert folder is not None
-        recorded = find_teacher_files(folder, recorded)
-    if not recorded.weights or recorded.fingerprint == fingerprint(module):
-        return None
-    made_with = f"{recorded.weights}, which {shown} was made with,"
-    if _is_gone(recorded.weights):
-        raise RunError(f"{made_with} is not there: give its new place with --weights")
-    print(f"{made_with} is loaded into a copy of the module", file=sys.stderr)
-    return recorded.weights
-
-
-def _open_teacher(
+def _open_recorded(
     source: Source,
+    folder: Path | None,
     made_from: Opened,
     given: Arguments,
     device: torch.device | str,
@@ -189,13 +166,13 @@ def _open_teacher(
         )
     # The name of the teacher is from a file, which may be a stranger's.
     check_recorded(name, made_from.kwargs, f"{source}: its config.json", trust_hub)
-    own = None if isinstance(source, ViT) else saved_folder(str(source))
     of_teacher = saved_folder(name)
-    if is_built_in(own) and not is_built_in(of_teacher):  # a folder of the built-in teacher's name is here
-        of_teacher = ASSETS / name
-        name = str(of_teacher)
-    if own is not None and of_teacher is not None and own.resolve() == of_teacher.resolve():
-        raise RunError(f"{source} names itself as its teacher: name the model it was made from with --teacher")
+    if folder is not None and of_teacher is not None:
+        if folder.parent == ASSETS != of_teacher.parent:  # a folder of the built-in teacher's name is here
+            of_teacher = ASSETS / name
+            name = str(of_teacher)
+        if folder.resolve() == of_teacher.resolve():
+            raise RunError(f"{source} names itself as its teacher: name the model it was made from with --teacher")
     for path in (name, given.get("weights", made_from.weights)):
         if path and _is_gone(path):
             raise RunError(f"{path}, which {source} was made from, is not there: give its new place with --teacher")

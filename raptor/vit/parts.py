@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -77,13 +78,12 @@ def recording_parts(
     if not wanted:
         yield found
         return
-    watch = _Watch(wanted, found)
+    watch = _Watch(wanted, found, name)
     handles = []
     for layer, block in enumerate(blocks, start=1):
         if layers is None or layer in layers:
-            start, end = watch.hooks(layer, f"block {layer} of {name}")
-            handles.append(block.register_forward_pre_hook(start, with_kwargs=True))
-            handles.append(block.register_forward_hook(end))
+            handles.append(block.register_forward_pre_hook(watch.enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(partial(watch.leave, layer)))
     try:
         with watch:
             yield found
@@ -100,71 +100,61 @@ class _Sum(NamedTuple):
     addend: Tensor | None
 
 
-class _Block:
-    """What is seen of a block while it runs.
+class _Watch(TorchFunctionMode):
+    """Sees every function of torch that a block calls, before its kernel is chosen.
 
     Attributes:
-        start: the state that it was given.
+        start: the state that the running block was given; None while no block runs.
         stream: that state and every sum with one of these, which are the only places where the stream is written.
         patterns: softmax weights (B, heads, T, T), if they are kept.
         num_attentions: how many of them were computed.
         sums: the sums with the stream after the first attention.
     """
 
-    def __init__(self, start: Tensor) -> None:
-        self.start = start
-        self.stream = [start]
+    def __init__(self, wanted: set[str], found: Parts, name: str) -> None:
+        super().__init__()
+        self.wanted = wanted
+        self.found = found
+        self.name = name
+        self.start: Tensor | None = None
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> None:
+        self.start = state_argument(args, kwargs)
+        self.stream = [self.start]
         self.patterns: list[Tensor] = []
         self.num_attentions = 0
         self.sums: list[_Sum] = []
 
-
-class _Watch(TorchFunctionMode):
-    """Sees every function of torch that the current block calls, before its kernel is chosen."""
-
-    def __init__(self, wanted: set[str], found: Parts) -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.found = found
-        self.block: _Block | None = None
-
-    def hooks(self, layer: int, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Hooks before and after the block of that layer; `name` is for messages."""
-
-        def start(_module: nn.Module, args: tuple[Any, ...], kwargs: Arguments) -> None:
-            self.block = _Block(state_argument(args, kwargs))
-
-        def end(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            block = self.block
-            self.block = None
-            assert block is not None
-            self.read(block, first_tensor(output), layer, name)
-
-        return start, end
-
-    def read(self, block: _Block, output: Tensor, layer: int, name: str) -> None:
-        """Keep the parts of a block, once its output is known."""
-        if not block.num_attentions:
+    def leave(self, layer: int, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """Keep the parts of the block, now that its output is known."""
+        start = self.start
+        assert start is not None
+        self.start = None
+        output = first_tensor(output)
+        name = f"block {layer} of {self.name}"
+        if not self.num_attentions:
             raise ValueError(f"{name} has no attention that torch computes, by softmax or fused: leave out its parts")
         if "attn" in self.wanted:
-            self.found.attn[layer] = torch.cat(block.patterns, dim=1)
+            self.found.attn[layer] = torch.cat(self.patterns, dim=1)
         if self.wanted == {"attn"}:
             return
-        if not block.sums or block.sums[0].result is output:
+        if not self.sums or self.sums[0].result is output:
             raise ValueError(f"{name} has no state between its attention and its MLP: only its attn can be recorded")
-        first = block.sums[0]
+        first = self.sums[0]
         middle = first.result
         # The addend itself where there is one, because a difference of states loses digits. A surrogate also scales
         # the stream at its end, so its MLP has no addend.
-        attn_out = first.addend if first.stream is block.start else None
+        attn_out = None
         mlp_out = None
-        for one in block.sums[1:]:
+        if first.stream is start:
+            attn_out = first.addend
+        for one in self.sums[1:]:
             if one.stream is middle and one.result is output:
                 mlp_out = one.addend
         if "resid_mid" in self.wanted:
             self.found.resid_mid[layer] = middle
         if "attn_out" in self.wanted:
-            self.found.attn_out[layer] = middle - block.start if attn_out is None else attn_out
+            self.found.attn_out[layer] = middle - start if attn_out is None else attn_out
         if "mlp_out" in self.wanted:
             self.found.mlp_out[layer] = output - middle if mlp_out is None else mlp_out
 
@@ -172,43 +162,46 @@ class _Watch(TorchFunctionMode):
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Arguments | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        block = self.block
-        if block is None:
+        start = self.start
+        if start is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         before = None
         if name in _SUMS:
             # By identity: another tensor may have equal values.
-            before = next((value for value in args if any(value is one for one in block.stream)), None)
+            before = next((value for value in args if any(value is one for one in self.stream)), None)
         result = func(*args, **kwargs)
+        square = (start.shape[1], start.shape[1])
         if func is F.scaled_dot_product_attention:
-            self._attended(block, softmax_weights, args, kwargs)
+            self._attended(softmax_weights, args, kwargs)
         elif func is F.multi_head_attention_forward:
-            self._attended(block, _weights_of_torch, args, kwargs)
-        elif func in _SOFTMAX and _is_square(result, block.start):
-            self._attended(block, lambda *_args, **_kwargs: result, args, kwargs)
-        elif before is not None and isinstance(result, Tensor) and result.shape == block.start.shape:
-            block.stream.append(result)
-            if block.num_attentions:
+            # torch's own nn.MultiheadAttention gives the weights when it is asked.
+            asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
+            self._attended(lambda *args, **kwargs: cast(Tensor, func(*args, **kwargs)[1]), args, asked)
+        # Over the tokens, for each token: there may be others, as of a router.
+        elif func in _SOFTMAX and isinstance(result, Tensor) and result.ndim >= 3 and result.shape[-2:] == square:
+            self._attended(lambda *_args, **_kwargs: result, args, kwargs)
+        elif before is not None and isinstance(result, Tensor) and result.shape == start.shape:
+            self.stream.append(result)
+            if self.num_attentions:
                 others = [value for value in args if value is not before]
                 is_plain = name in _PLAIN_SUMS and not kwargs and len(others) == 1
                 is_whole = is_plain and isinstance(others[0], Tensor) and others[0].shape == before.shape
-                block.sums.append(_Sum(before, result, others[0] if is_whole else None))
+                self.sums.append(_Sum(before, result, others[0] if is_whole else None))
         return result
 
-    def _attended(
-        self, block: _Block, weights: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Arguments
-    ) -> None:
+    def _attended(self, weights: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Arguments) -> None:
         """Count an attention of the block and keep its pattern if that is asked for."""
-        block.num_attentions += 1
+        assert self.start is not None
+        self.num_attentions += 1
         if "attn" not in self.wanted:
             return
         # The autocast of the caller would take the product in bf16 again.
-        with torch.autocast(block.start.device.type, enabled=False):
+        with torch.autocast(self.start.device.type, enabled=False):
             pattern = weights(*args, **kwargs)
-        num_images, num_tokens = block.start.shape[:2]
+        num_images, num_tokens = self.start.shape[:2]
         # Eager attention may hold the heads of all images along one axis.
-        block.patterns.append(pattern.reshape(num_images, -1, num_tokens, num_tokens))
+        self.patterns.append(pattern.reshape(num_images, -1, num_tokens, num_tokens))
 
 
 def softmax_weights(
@@ -240,20 +233,6 @@ def softmax_weights(
     elif attn_mask is not None:
         scores = scores + attn_mask
     return scores.softmax(dim=-1)
-
-
-def _weights_of_torch(*args: Any, **kwargs: Any) -> Tensor:
-    """The weights of torch's own `nn.MultiheadAttention`, which computes them when it is asked."""
-    kwargs.update(need_weights=True, average_attn_weights=False)
-    _, weights = F.multi_head_attention_forward(*args, **kwargs)
-    assert weights is not None
-    return weights
-
-
-def _is_square(pattern: Any, start_btd: Tensor) -> bool:
-    """Whether a softmax is over the tokens, for each token: there may be others, as of a router."""
-    num_tokens = start_btd.shape[1]
-    return isinstance(pattern, Tensor) and pattern.ndim >= 3 and pattern.shape[-2:] == (num_tokens, num_tokens)
 
 
 def choose_names(num_layers: int, names_filter: NamesFilter) -> dict[str, tuple[str, int]]:

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -118,11 +116,6 @@ def saved_folder(text: str) -> Path | None:
     return None
 
 
-def is_built_in(folder: Path | None) -> bool:
-    """Whether a saved model comes with the package."""
-    return folder is not None and folder.parent == ASSETS
-
-
 def _holds_model(folder: Path) -> bool:
     config = folder / "config.json"
     if not config.is_file():
@@ -174,14 +167,25 @@ def save_vit(vit: ViT, folder: str | Path, *, only_blocks: bool = False, half: b
     check_weights(vit.model.state_dict(), f"{vit.name} cannot be saved")
     saved = Saved.of(vit)
     saved.only_blocks = only_blocks
-    tensors = _separate_tensors(vit.model)
-    if only_blocks:
-        saved.teacher = _without_places(saved.teacher)
-        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(_BLOCKS)}
-    else:
-        saved.teacher = _with_relative_paths(saved.teacher, folder)
-    if half:
-        tensors = {name: _halved(tensor) for name, tensor in tensors.items()}
+    if saved.teacher is not None:
+        saved.teacher = _written_teacher(saved.teacher, folder, for_others=only_blocks)
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, weight in vit.model.state_dict().items():
+        if only_blocks and not name.startswith(_BLOCKS):
+            continue
+        tensor = weight.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory. Tied blocks are registered once, but a user's module may hold
+        # one weight under two names. It is written under both, because both are loaded.
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:
+            tensor = tensor.clone()
+        seen.add(memory)
+        if half and tensor.is_floating_point():
+            # Beyond its range fp16 is infinite, and such weights are refused when they are opened.
+            limit = torch.finfo(torch.float16).max
+            tensor = tensor.clamp(-limit, limit).half()
+        tensors[name] = tensor
     partial = folder.with_name(f"{folder.name}.tmp")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -191,75 +195,36 @@ def save_vit(vit: ViT, folder: str | Path, *, only_blocks: bool = False, half: b
         allow_readers(partial / "model.safetensors")
         sync(partial / "model.safetensors")
         write_text(partial / "config.json", json.dumps(asdict(saved), indent=1) + "\n")
-        _put_in_place(partial, folder)
+        folder.mkdir(exist_ok=True)
+        # A folder without config.json does not count as a model. From here to the last rename there is none, rather
+        # than new weights beside an old config.json.
+        (folder / "config.json").unlink(missing_ok=True)
+        for name in reversed(FILES):
+            os.replace(partial / name, folder / name)
+        sync(folder)
+        sync(folder.absolute().parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
-def _separate_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's weights, each in its own memory, because safetensors refuses tensors that share it.
+def _written_teacher(teacher: Opened, folder: Path, for_others: bool) -> Opened:
+    """How a surrogate's teacher was opened, as it is written in `folder`.
 
-    A user's module may hold one weight under two names. It is written under both, because both are loaded.
+    The places of its files are relative to the folder as well, so that a run and its teacher can be moved together.
+    `for_others` gives of a file of this machine only its name.
     """
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, weight in model.state_dict().items():
-        tensor = weight.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        # Tied blocks are registered once and share nothing; a user's module may still hold one weight under two names.
-        if memory in seen:
-            tensor = tensor.clone()
-        seen.add(memory)
-        tensors[name] = tensor
-    return tensors
-
-
-def _halved(tensor: Tensor) -> Tensor:
-    """A tensor of real numbers in fp16, beyond whose range values end at its limits."""
-    if not tensor.is_floating_point():
-        return tensor
-    limit = torch.finfo(torch.float16).max
-    # Beyond its range fp16 is infinite, and such weights are refused when they are opened.
-    return tensor.clamp(-limit, limit).half()
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
-    """Move the model in `partial` to `folder`, its config.json last: a folder without it does not count as a model."""
-    if not folder.exists():
-        os.rename(partial, folder)
-    else:
-        # From here to the last rename the folder holds no model, rather than new weights beside an old config.json.
-        (folder / "config.json").unlink(missing_ok=True)
-        for name in reversed(FILES):
-            os.replace(partial / name, folder / name)
-        sync(folder)
-    sync(folder.absolute().parent)
-
-
-def _with_relative_paths(teacher: Opened | None, folder: Path) -> Opened | None:
-    """How a surrogate's teacher was opened, with the places of its files relative to `folder`."""
-    if teacher is None:
-        return None
-    places = {}
+    names: dict[str, str] = {}
+    relative = {}
     for name, text in (("model", teacher.model), ("weights", teacher.weights)):
-        # Relative to the folder as well, so that a run and its teacher can be moved together.
+        if text is not None and (_is_local(text) or name == "weights"):
+            names[name] = Path(text).name
         if _is_local(text):
             path = Path(str(text)).expanduser().resolve()
-            places[name] = os.path.relpath(path, folder.resolve())
-    return replace(teacher, relative=places)
-
-
-def _without_places(teacher: Opened | None) -> Opened | None:
-    """How a surrogate's teacher was opened, for others: of a file of this machine only its name."""
-    if teacher is None:
-        return None
-    named = replace(teacher, relative={})
-    if teacher.weights is not None:
-        named = replace(named, weights=Path(teacher.weights).name)
-    if _is_local(teacher.model):
-        named = replace(named, model=Path(str(teacher.model)).name)
-    return named
+            relative[name] = os.path.relpath(path, folder.resolve())
+    if for_others:
+        return replace(teacher, relative={}, **names)  # type: ignore[arg-type]
+    return replace(teacher, relative=relative)
 
 
 def find_teacher_files(folder: Path, teacher: Opened) -> Opened:
@@ -273,7 +238,10 @@ def find_teacher_files(folder: Path, teacher: Opened) -> Opened:
 
 def _is_local(text: str | None) -> bool:
     """Whether this names an existing file or folder, not a built-in or a model of a library."""
-    return bool(text) and not is_built_in(saved_folder(str(text))) and Path(str(text)).expanduser().exists()
+    if not text or not Path(text).expanduser().exists():
+        return False
+    folder = saved_folder(text)
+    return folder is None or folder.parent != ASSETS
 
 
 @torch_defaults()
@@ -293,27 +261,30 @@ def load_saved(
     folder = Path(folder)
     saved = Saved.read(folder)
     origin = Origin(base=saved.base)
-    if teacher is None and saved.only_blocks:
-        raise ValueError(
-            f"{folder} holds only the blocks of a surrogate: give its teacher (in a terminal "
-            f"raptor export {folder} --to folder --teacher FILE --out NEW, in Python open_vit(..., teacher=...))"
-        )
-    if teacher is not None:
-        model = teacher.model if isinstance(teacher, ViT) else teacher
-        if saved.base is None and isinstance(teacher, ViT) and teacher.phases:
-            origin = teacher.origin
-    elif saved.base is not None:
+    if teacher is None:
+        if saved.only_blocks:
+            raise ValueError(
+                f"{folder} holds only the blocks of a surrogate: give its teacher (in a terminal "
+                f"raptor export {folder} --to folder --teacher FILE --out NEW, in Python open_vit(..., teacher=...))"
+            )
+        if saved.base is None:
+            raise ValueError(
+                f"{folder} was made from a module of your own: open it with teacher=that module (in a terminal "
+                "--module FILE.py:FUNCTION, or --teacher NAME)"
+            )
         check_recorded(saved.base.source, saved.base.kwargs, f"{folder}/config.json", trust_hub)
-        with _reading(folder):
-            # Both checks come before anything of the file's choosing is built.
+    try:
+        if isinstance(teacher, ViT):
+            model = teacher.model
+            if saved.base is None and teacher.phases:
+                origin = teacher.origin
+        elif teacher is not None:
+            model = teacher
+        else:
+            assert saved.base is not None
+            # Before anything of the file's choosing is built.
             check_memory(saved.base)
             model = build_base(saved.base, trust_hub=trust_hub)
-    else:
-        raise ValueError(
-            f"{folder} was made from a module of your own: open it with teacher=that module (in a terminal "
-            "--module FILE.py:FUNCTION, or --teacher NAME)"
-        )
-    with _reading(folder, given_size=size is not None):
         images = resized(saved.preprocess, size)
         check_size(images.size)
         vit = inspect_vit(model, saved.name, images, saved.structure, origin)
@@ -323,6 +294,13 @@ def load_saved(
             # From the inside out: a surrogate of a surrogate is made of the inner one.
             for spec in surrogates[len(origin.surrogates) :]:
                 vit = make_surrogate(vit, **vars(spec), made_from=made_from)
+    # A damaged config.json causes errors of every type, which become one line with the name of the file.
+    except ValueError as error:
+        if size is not None and isinstance(error, WrongSize):  # the user's size, which is not the fault of the file
+            raise
+        raise ValueError(f"{folder}/config.json: {error}") from None
+    except (TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{folder}/config.json is damaged ({reason_of(error)[:120]}): {_REMEDY}") from None
     # The folder has all weights, of frozen parts too, so no teacher is needed to open a surrogate.
     file = weights or folder / "model.safetensors"
     tensors = read_weights(file)
@@ -340,22 +318,6 @@ def resized(images: Preprocess, size: int | None) -> Preprocess:
         return images
     other = Preprocess.for_native(max(size, images.size), images.mean, images.std, size=size)
     return replace(other, interpolation=images.interpolation)
-
-
-@contextmanager
-def _reading(folder: Path, given_size: bool = False) -> Iterator[None]:
-    """Inside the context, errors that a damaged config.json causes become one line with the name of the file.
-
-    given_size: the user has given the image size, so a size that does not fit is not the fault of the file.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if given_size and isinstance(error, WrongSize):
-            raise
-        raise ValueError(f"{folder}/config.json: {error}") from None
-    except (TypeError, KeyError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError) as error:
-        raise ValueError(f"{folder}/config.json is damaged ({reason_of(error)[:120]}): {_REMEDY}") from None
 
 
 def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: ViT) -> None:
