@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +30,9 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(cli, "import_module", lambda _: Module())
-    monkeypatch.setattr("raptor.config.check", lambda *_: None)
+    monkeypatch.setattr(Path, "exists", lambda _: True)
     monkeypatch.setattr(cli, "fail_fast_offline", lambda: None)
-    monkeypatch.setattr(cli, "load_module", lambda _: None)
+    monkeypatch.setattr(cli, "load_module", lambda _: object())
     return called
 
 
