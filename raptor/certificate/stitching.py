@@ -86,7 +86,7 @@ def stitch(
     never saw such states, so that the error would say nothing of the surrogate.
     """
     check_pair(surrogate, teacher)
-    check_teacher(surrogate, teacher, surrogate)
+    check_teacher(surrogate, teacher, surrogate.name)
     norms = Rows()
     errors = Rows()
     agrees = Rows()

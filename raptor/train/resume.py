@@ -64,7 +64,7 @@ def start_from(student: ViT, start: str, teacher: ViT) -> None:
     if other.phases is None:
         raise ValueError(f"{start} is not a surrogate: --start takes the folder of one")
     # The blocks were trained on the states of one teacher.
-    check_teacher(other, teacher, start)
+    check_teacher(other, teacher, str(start))
     theirs = surrogate_spec(other)
     ours = surrogate_spec(student)
     for name in ("phases", "block", "conditioning", "adapters", "adapted"):

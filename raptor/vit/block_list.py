@@ -90,41 +90,37 @@ class Candidate:
 
 def find_candidates(model: nn.Module, path: str | None) -> list[Candidate]:
     """Lists of at least two alike modules with parameters, the largest first; only `path` when it is given."""
+
+    def plain_layer(blocks: nn.ModuleList | nn.Sequential) -> str | None:
+        # nn.TransformerEncoderLayer is of torch too and is a block: it has children.
+        for block in blocks:
+            if type(block).__module__.startswith("torch.nn.") and not list(block.children()):
+                return type(block).__name__
+        return None
+
     if path is not None:
-        return [_named_candidate(model, path)]
-    found = []
+        try:
+            named = model.get_submodule(path)
+        except AttributeError:
+            raise ValueError(f"the model has no `{path}`: blocks= takes the dotted path of its block list") from None
+        if not isinstance(named, nn.ModuleList | nn.Sequential):
+            raise ValueError(f"`{path}` is a {type(named).__name__}, not a list of blocks")
+        plain = plain_layer(named)
+        if plain is not None:
+            raise ValueError(f"`{path}` holds a {plain} beside its blocks: move it out of the list")
+        if len(named) < 2:
+            raise ValueError(f"`{path}` has {len(named)} blocks: a study of depth needs two or more")
+        return [Candidate(path, list(named))]
+    sizes = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
             continue
         # Lists of plain layers are stems and heads; a list of several types is a block's own sequence.
-        alike = len({type(child) for child in module}) == 1
-        if alike and not any(_is_plain_layer(child) for child in module):
-            found.append(Candidate(name, list(module)))
-
-    def num_parameters(candidate: Candidate) -> int:
-        return sum(p.numel() for block in candidate.blocks for p in block.parameters())
-
-    return sorted(found, key=num_parameters, reverse=True)
-
-
-def _named_candidate(model: nn.Module, path: str) -> Candidate:
-    try:
-        module = model.get_submodule(path)
-    except AttributeError:
-        raise ValueError(f"the model has no `{path}`: blocks= takes the dotted path of its block list") from None
-    if not isinstance(module, nn.ModuleList | nn.Sequential):
-        raise ValueError(f"`{path}` is a {type(module).__name__}, not a list of blocks")
-    for part in module:
-        if _is_plain_layer(part):
-            raise ValueError(f"`{path}` holds a {type(part).__name__} beside its blocks: move it out of the list")
-    if len(module) < 2:
-        raise ValueError(f"`{path}` has {len(module)} blocks: a study of depth needs two or more")
-    return Candidate(path, list(module))
-
-
-def _is_plain_layer(module: nn.Module) -> bool:
-    # nn.TransformerEncoderLayer is of torch too and is a block: it has children.
-    return type(module).__module__.startswith("torch.nn.") and not any(True for _ in module.children())
+        if len({type(block) for block in module}) == 1 and plain_layer(module) is None:
+            num_parameters = sum(p.numel() for block in module for p in block.parameters())
+            sizes.append((num_parameters, Candidate(name, list(module))))
+    sizes.sort(key=lambda entry: entry[0], reverse=True)
+    return [candidate for _, candidate in sizes]
 
 
 def choose(candidates: list[Candidate], name: str) -> Candidate:

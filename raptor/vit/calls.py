@@ -117,13 +117,15 @@ def same_arguments(call: Any, other: Any) -> bool:
     """Whether two calls have equal tensors, numbers and strings, and otherwise the same objects."""
     values, structure = tree_flatten(call)
     other_values, other_structure = tree_flatten(other)
-    return structure == other_structure and all(map(_same_value, values, other_values))
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-    # `==` of other types may mean anything; of arrays it is not even a bool. And 1 == True.
-    return type(a) is type(b) and isinstance(a, bool | int | float | complex | str) and a == b
+    if structure != other_structure:
+        return False
+    for a, b in zip(values, other_values):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            is_same = a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
+        else:
+            # `==` of other types may mean anything; of arrays it is not even a bool. And 1 == True.
+            is_plain = type(a) is type(b) and isinstance(a, bool | int | float | complex | str)
+            is_same = a is b or (is_plain and a == b)
+        if not is_same:
+            return False
+    return True

@@ -56,7 +56,7 @@ def model_card(vit: ViT, run: str | Path | None = None, use: str = "") -> str:
         ("parameters", f"{sum(p.numel() for p in vit.model.parameters()):,}"),
     ]
     certificate = ["None was measured: `raptor evaluate RUN` writes one."]
-    place = run if run is not None else vit.opened.model
+    place = run or vit.opened.model
     if place is not None:
         folder = Path(place).expanduser()
         # A surrogate lies in the folder of its run.

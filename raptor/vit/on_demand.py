@@ -220,15 +220,19 @@ def run_on_demand(
         phases: lengths of the phases, needed for a teacher; by default those of the surrogate.
         read_out: class scores of a state; by default the model's own head.
     """
-    lengths = vit.phases if phases is None else phases
+    lengths = phases
+    if lengths is None:
+        lengths = vit.phases
     if lengths is None:
         raise ValueError(f"{vit.name} is not a surrogate: say where its phases are with phases=")
     if min(lengths, default=0) < 1 or sum(lengths) != vit.num_layers:
         raise ValueError(f"phases {list(lengths)} do not add up to the {vit.num_layers} layers of {vit.name}")
     rule = exit or Rule()
     if isinstance(rule, str):
-        own = vit.finish if vit.num_classes else None
-        rule = parse_rule(rule, vit.groups, read_out or own)
+        scores = read_out
+        if scores is None and vit.num_classes:
+            scores = vit.finish
+        rule = parse_rule(rule, vit.groups, scores)
     x_btd, context = vit.embed(images)
     is_per_image = _find_per_image(vit, images, context)
     num_blocks_bk = torch.empty(len(images), len(lengths), dtype=torch.long, device=x_btd.device)

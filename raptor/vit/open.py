@@ -122,7 +122,9 @@ def open_vit(
         if dtype != "fp32":
             options["dtype"] = dtype
         refuse_options("a model that is already opened", **options)
-        return source if device is None else source.to(device)
+        if device is not None:
+            source.to(device)
+        return source
     if isinstance(source, nn.Module):
         refuse_options("a module of your own", **building)
         if any(is_lazy(parameter) for parameter in source.parameters()):
@@ -169,7 +171,10 @@ def open_vit(
         shown = Path(weights).stem
     elif not pretrained:
         shown = f"{text} (untrained)"  # so that no result passes for the published weights'
-    images = model_preprocess(model, size) if preprocess is None else resized(preprocess, size)
+    if preprocess is None:
+        images = model_preprocess(model, size)
+    else:
+        images = resized(preprocess, size)
     vit = inspect_vit(model, name or shown, images, structure, Origin(base=base))
     vit.opened = Opened(
         model=text,

@@ -72,15 +72,18 @@ def open_pair(
     saved = describe_surrogate(source)
     if saved is None:
         if teacher is not None:
-            shown = source if isinstance(source, str | Path) else "this model"
+            named = source if isinstance(source, str | Path) else "this model"
             raise ValueError(
-                f"{shown} is not a surrogate and has no teacher: name a run, or leave out --teacher and --module"
+                f"{named} is not a surrogate and has no teacher: name a run, or leave out --teacher and --module"
             )
         return Pair(None, open_vit(source, **of_source, **of_teacher))
     made_from = saved.teacher or Opened()
+    shown = str(source)
     folder = None
-    if not isinstance(source, ViT):
-        folder = saved_folder(str(source))
+    if isinstance(source, ViT):
+        shown = saved.name
+    else:
+        folder = saved_folder(shown)
         assert folder is not None
         made_from = find_teacher_files(folder, made_from)
     if isinstance(teacher, str | Path) and Path(teacher).expanduser().is_file() and made_from.model is not None:
@@ -108,27 +111,29 @@ def open_pair(
             file = made_from.weights
             is_wanted = file and not allow_other_teacher and "weights" not in of_teacher
             if is_wanted and made_from.fingerprint != fingerprint(teacher):
-                made_with = f"{file}, which {saved.name if isinstance(source, ViT) else source} was made with,"
+                made_with = f"{file}, which {shown} was made with,"
                 if _is_gone(str(file)):
                     raise RunError(f"{made_with} is not there: give its new place with --weights")
                 print(f"{made_with} is loaded into a copy of the module", file=sys.stderr)
                 recorded["weights"] = file
             of_teacher = recorded | of_teacher
         # Loading a weight file would change the module in the user's hands.
-        module = copied(teacher, type(teacher).__name__) if "weights" in of_teacher else teacher
-        teacher = open_vit(module, size=teacher_size, **running, **of_teacher)
+        if "weights" in of_teacher:
+            teacher = copied(teacher, type(teacher).__name__)
+        teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)
     elif teacher is not None:
         teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)
     elif saved.base is not None or saved.only_blocks:
         # On one device, or their states could not be compared.
-        running["device"] = device or (source.device if isinstance(source, ViT) else "cpu")
+        if device is None and isinstance(source, ViT):
+            running["device"] = source.device
         teacher = _open_recorded(source, folder, made_from, of_teacher | {"size": teacher_size}, **running)
     # A surrogate of a module of one's own is built from that module, and one of blocks alone from all else.
     needs_teacher = saved.base is None or saved.only_blocks
     surrogate = open_vit(source, teacher=teacher if needs_teacher else None, **of_source)
     if teacher is None:  # only a surrogate that is opened already can do without the module
         teacher = _open_recorded(source, folder, made_from, of_teacher, **running)
-    check_teacher(surrogate, teacher, source, allow_other_teacher)
+    check_teacher(surrogate, teacher, shown, allow_other_teacher)
     if teacher.classes is None and teacher.num_classes == surrogate.num_classes:  # the run was told their names
         teacher = replace(teacher, classes=surrogate.classes)
     return Pair(surrogate, teacher)
@@ -153,7 +158,7 @@ def _open_recorded(
     folder: Path | None,
     made_from: Opened,
     given: Arguments,
-    device: torch.device | str,
+    device: torch.device | str | None,
     dtype: str,
     trust_hub: bool,
 ) -> ViT:
@@ -196,10 +201,10 @@ def _is_gone(path: str) -> bool:
     return not is_name and not Path(path).expanduser().exists()
 
 
-def check_teacher(surrogate: ViT, teacher: ViT, source: Source, allow: bool = False) -> None:
+def check_teacher(surrogate: ViT, teacher: ViT, shown: str, allow: bool = False) -> None:
     """Raise OtherTeacher unless `teacher` has the weights from which `surrogate` was made, if these are recorded.
 
-    source: the name from which the surrogate was opened. allow: mark the teacher's name instead of raising.
+    shown: the surrogate in messages. allow: mark the teacher's name instead of raising.
     """
     made_from = surrogate.origin.teacher or Opened()
     # Names and paths are no proof: a file may have been overwritten since. Weights are.
@@ -207,7 +212,6 @@ def check_teacher(surrogate: ViT, teacher: ViT, source: Source, allow: bool = Fa
     if known is None or known == teacher.opened.fingerprint or known == fingerprint(teacher.model):
         return
     if not allow:
-        shown = surrogate.name if isinstance(source, ViT) else source
         raise OtherTeacher(
             f"{shown} was not made from {teacher.name} as it is now (its weights differ): name its teacher with "
             "--teacher, --module or --weights, or compare them all the same with --allow_other_teacher"

@@ -126,16 +126,16 @@ def _holds_model(folder: Path) -> bool:
 
 def describe_surrogate(source: str | Path | nn.Module | ViT) -> Saved | None:
     """The description of a surrogate, opened or named; None for other models."""
-    if isinstance(source, nn.Module):
-        return None
+    saved = None
     if isinstance(source, ViT):
         saved = Saved.of(source)
-    else:
+    elif not isinstance(source, nn.Module):
         folder = saved_folder(str(source))
-        if folder is None:
-            return None
-        saved = Saved.read(folder)
-    return saved if saved.surrogate is not None else None
+        if folder is not None:
+            saved = Saved.read(folder)
+    if saved is None or saved.surrogate is None:
+        return None
+    return saved
 
 
 def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
@@ -332,7 +332,7 @@ def check_folder_of(folder: Path, source: object, surrogate: ViT | None, model: 
         return
     saved = Saved.read(held)
     if surrogate is None and saved.surrogate is not None:
-        known = saved.teacher.fingerprint if saved.teacher else None
+        known = (saved.teacher or Opened()).fingerprint
         if known in (None, fingerprint(model.model)):  # the teacher of the run by itself
             return
     if not _holds(held, surrogate or model):
