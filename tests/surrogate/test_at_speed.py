@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from raptor.certificate.complexity import count_flops
 from raptor.surrogate import fast
 from raptor.surrogate.at_speed import at_speed
-from raptor.surrogate.surrogate import make_surrogate, shared_blocks
+from raptor.surrogate.surrogate import shared_blocks
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
 
@@ -49,13 +49,6 @@ def test_every_state_is_that_of_the_plain_formula(kind: str) -> None:
             states, output = quick.record(images)
         torch.testing.assert_close(states, plain, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(output, plain_output, rtol=1e-10, atol=1e-10)
-
-
-@torch.no_grad()
-def test_the_built_in_surrogate_loses_nothing() -> None:
-    surrogate = open_vit("scenes-k3")
-    images = noise_images(surrogate)
-    torch.testing.assert_close(at_speed(surrogate)(images), surrogate(images), rtol=1e-4, atol=1e-4)
 
 
 def test_the_copy_is_tied_and_apart_and_saves_as_its_original(tmp_path) -> None:
@@ -95,10 +88,3 @@ def test_all_layers_are_one_compiled_graph(kind: str) -> None:
 def test_a_teacher_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a surrogate"):
         at_speed(tiny_timm())
-
-
-def test_an_untrained_surrogate_runs_too() -> None:
-    surrogate = make_surrogate(tiny_timm(), (2, 2))
-    images = noise_images(surrogate)
-    with torch.no_grad():
-        torch.testing.assert_close(at_speed(surrogate)(images), surrogate(images))

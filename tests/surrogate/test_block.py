@@ -118,15 +118,6 @@ def test_paper_block_initialisation() -> None:
         assert ours.abs().max().item() == pytest.approx(theirs.abs().max().item(), rel=0.05)
 
 
-@pytest.mark.parametrize(("which", "layers"), [("first", (1, 4)), ("middle", (2, 4)), ("last", (3, 4))])
-@torch.no_grad()
-def test_which_block_is_copied(teacher: ViT, which: str, layers: tuple[int, int]) -> None:
-    surrogate = make_surrogate(teacher, [3, 1], conditioning="none", copy=which)
-    x = torch.randn(2, 7, 48)
-    for tied, layer in zip(shared_blocks(surrogate), layers):
-        assert torch.equal(tied(x, torch.tensor(1.0)), teacher.blocks[layer - 1](x))
-
-
 @torch.no_grad()
 def test_table_acts_where_it_says(teacher: ViT) -> None:
     """A dinov2 block written out, with the row of scales and shifts at its places."""

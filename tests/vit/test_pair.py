@@ -301,13 +301,6 @@ def test_a_model_folder_never_runs_code(tmp_path: Path, changes: dict, message: 
     assert "\n" not in str(error.value) and not marker.exists()
 
 
-def test_a_pair_names_its_two_models() -> None:
-    pair = open_pair("scenes-k2")
-    assert pair.surrogate is not None and len(pair.surrogate.phases or ()) == 2 and pair.teacher.name == "scenes"
-    plain = open_pair("scenes")
-    assert plain.surrogate is None and plain.teacher.name == "scenes"
-
-
 def test_a_folder_that_is_here_wins_over_a_built_in_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

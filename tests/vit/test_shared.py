@@ -67,14 +67,6 @@ def test_only_safetensors_json_and_the_card_are_written(tmp_path):
     assert not any(name.startswith("blocks.") for name in names)
 
 
-def test_what_was_loaded_can_be_saved_again(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    SharedViT(surrogate_of(named_teacher())).save_pretrained(first)
-    SharedViT.from_pretrained(first).save_pretrained(second)
-    assert (first / "config.json").read_text() == (second / "config.json").read_text()
-    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
-
-
 def test_a_surrogate_of_an_own_module_asks_for_that_module(tmp_path, no_pickle):
     teacher = tiny_teacher()
     vit = surrogate_of(teacher)
@@ -120,8 +112,3 @@ def test_a_pickle_in_place_of_the_weights_is_never_read(tmp_path, no_pickle):
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="does not exist"):
         SharedViT.from_pretrained(tmp_path)
-
-
-def test_a_shared_model_shows_what_it_is() -> None:
-    vit = open_vit("scenes")
-    assert repr(SharedViT(vit)) == f"SharedViT({vit!r})"

@@ -12,8 +12,7 @@ import torch
 from tiny_models import noise_images, same_tensors, tiny_timm
 from torch import Tensor, nn
 
-from raptor.data import open_data
-from raptor.data.stream import Batch, iterate
+from raptor.data.stream import Batch
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import Trajectories, check_states, perturb, pool_layers, replace_block, swap_blocks
 from raptor.vit.view import ViT, recording
@@ -60,11 +59,6 @@ def test_states_of_every_batch(teacher: ViT) -> None:
     assert sum(hooks_of(teacher.model)) == 0
 
 
-def test_trajectories_show_their_model_and_shape(teacher: ViT) -> None:
-    shape = f"(B, {teacher.groups.num_tokens}, {teacher.dim})"
-    assert repr(Trajectories(teacher, [])) == f"Trajectories(a_0..a_4 of {teacher.name}, each {shape})"
-
-
 def test_never_more_than_one_batch(teacher: ViT) -> None:
     """While batch n + 1 is fetched, no state of batch n is alive and no later batch has been asked for."""
     alive: list[weakref.ref] = []
@@ -84,18 +78,6 @@ def test_never_more_than_one_batch(teacher: ViT) -> None:
     assert source.asked == 3
 
 
-def test_hooks_go_when_the_loop_is_left(teacher: ViT) -> None:
-    for _ in Trajectories(teacher, Batches(teacher)):
-        break
-    gc.collect()
-    assert sum(hooks_of(teacher.model)) == 0
-    with pytest.raises(ZeroDivisionError):
-        for _ in Trajectories(teacher, Batches(teacher)):
-            raise ZeroDivisionError
-    gc.collect()
-    assert sum(hooks_of(teacher.model)) == 0
-
-
 def test_precision(teacher: ViT) -> None:
     full = [s.clone() for s in next(iter(Trajectories(teacher, Batches(teacher))))[0]]
     half = next(iter(Trajectories(teacher, Batches(teacher), precision="bf16")))[0]
@@ -106,29 +88,6 @@ def test_precision(teacher: ViT) -> None:
     assert all(p.dtype == torch.float32 for p in teacher.model.parameters())
     with pytest.raises(ValueError, match="fp32, bf16"):
         Trajectories(teacher, Batches(teacher), precision="fp7")
-
-
-def test_over_the_projects_own_stream() -> None:
-    vit = tiny_timm(depth=2, size=32)
-    stream = iterate(open_data("scenes", "val", limit=5, size=32), vit.preprocess, 2)
-    batches = [(len(states), tuple(states[0].shape), len(b.indices)) for states, _, b in Trajectories(vit, stream)]
-    assert batches == [(3, (2, 5, 48), 2), (3, (2, 5, 48), 2), (3, (1, 5, 48), 1)]
-
-
-@torch.no_grad()
-def test_run_from_any_layer(teacher: ViT) -> None:
-    images = noise_images(teacher)
-    states, output = teacher.record(images)
-    _, context = teacher.embed(images)
-    given = torch.randn_like(states[0])
-    for start in range(5):
-        assert torch.equal(teacher.finish(teacher.unroll(states[start], context, start)[-1]), output)
-        by_hand = given
-        for block in list(teacher.blocks)[start:]:
-            by_hand = block(by_hand)
-        path = teacher.unroll(given, context, start)
-        assert len(path) == 5 - start
-        assert torch.equal(path[-1], by_hand)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -199,24 +158,6 @@ def test_perturbing_a_rotary_model_keeps_its_arguments(rotary: ViT) -> None:
             found, _ = rotary.record(images)
         expected = rotary.unroll(states[layer] + 1, context, layer)
         assert all(torch.equal(a, b) for a, b in zip(found[layer:], expected))
-
-
-@torch.no_grad()
-def test_swapped_blocks(teacher: ViT) -> None:
-    images = noise_images(teacher)
-    states, output = teacher.record(images)
-    blocks = list(teacher.blocks)
-    with swap_blocks(teacher, 2, 4):
-        found, swapped_output = teacher.record(images)
-        assert list(teacher.blocks) == [blocks[0], blocks[3], blocks[2], blocks[1]]
-    x = states[0]
-    for i in (0, 3, 2, 1):
-        x = blocks[i](x)
-    assert torch.equal(found[-1], x)
-    assert not torch.allclose(swapped_output, output)
-    assert torch.equal(teacher(images), output)
-    with swap_blocks(teacher, 3, 3):
-        assert torch.equal(teacher(images), output)
 
 
 @torch.no_grad()

@@ -126,12 +126,6 @@ def test_mismatch_lists_missing_and_unexpected_keys(tmp_path: Path) -> None:
     assert "blocks.0.attn.extra" in unexpected
 
 
-def test_shapes_that_differ_are_named(tmp_path: Path) -> None:
-    path = write(tiny(embed_dim=24).state_dict(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"w.pth has width 24, .*; the model has width 48, .*: name the model"):
-        open_with(path)
-
-
 def test_too_many_layers_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unexpected: blocks\.2\."):
         open_with(write(tiny(depth=3).state_dict(), tmp_path / "w.pth"))
@@ -163,12 +157,6 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path, protocol: str
         open_with(path)
     assert "\n" not in str(error.value)
     assert not sprung.exists()
-
-
-def test_a_whole_pickled_module_is_refused(tmp_path: Path) -> None:
-    torch.save(tiny(), tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"weights-only.*VisionTransformer.*save only its tensors"):
-        open_with(tmp_path / "w.pth")
 
 
 def test_the_object_beside_the_tensors_is_named(tmp_path: Path) -> None:
@@ -256,10 +244,10 @@ def test_position_embedding_of_dinov2s_own_file_keeps_its_values(tmp_path: Path)
 
 
 def test_patches_of_another_size_are_refused(tmp_path: Path) -> None:
-    path = write(tiny(patch_size=8).state_dict(), tmp_path / "w.pth")
+    path = write(tiny(patch_size=8, embed_dim=24).state_dict(), tmp_path / "w.pth")
     with pytest.raises(
         ValueError,
-        match=r"w.pth has width 48, patches of 8 x 8 px, .*; the model has .* of 16 x 16 px",
+        match=r"w.pth has width 24, patches of 8 x 8 px, .*; the model has width 48, .* of 16 x 16 px",
     ):
         open_with(path)
 
