@@ -73,12 +73,6 @@ def adapted_layers(teacher: ViT, layer: int, rank: int, which: str = "all") -> l
     return order[order.index(second_norm) + 1 :]
 
 
-def is_norm_of_width(module: nn.Module, dim: int) -> bool:
-    """Whether a module is a norm over `dim` coordinates with a gain or a bias."""
-    shapes = {tuple(p.shape) for p in module.parameters()}
-    return "norm" in type(module).__name__.lower() and shapes == {(dim,)}
-
-
 def modulation_points(teacher: ViT, layer: int) -> list[str]:
     """Names of (first norm, end of first branch, second norm, end of second branch) among the block's children.
 
@@ -92,7 +86,12 @@ def modulation_points(teacher: ViT, layer: int) -> list[str]:
     args, kwargs = context.calls[layer - 1]
     with_parameters = {name: child for name, child in block.named_children() if list(child.parameters())}
     called = _called(block, with_parameters, x_btd, args, kwargs)
-    norms = [i for i, name in enumerate(called) if is_norm_of_width(getattr(block, name), teacher.dim)]
+    norms = []  # places of the norms over all coordinates that have a gain or a bias
+    for place, name in enumerate(called):
+        child = getattr(block, name)
+        shapes = {tuple(p.shape) for p in child.parameters()}
+        if "norm" in type(child).__name__.lower() and shapes == {(teacher.dim,)}:
+            norms.append(place)
     each_once = len(set(called)) == len(called)
     if not each_once or len(norms) != 2 or norms[0] != 0 or norms[1] < 2 or norms[1] == len(called) - 1:
         return []

@@ -59,7 +59,7 @@ def _stated_statistics(modules: list[nn.Module]) -> Statistics:
     config: Any = next((config for config in configs if hasattr(config, "model_type")), None)
     if config is None:
         return mean, std
-    family = config.model_type
+    family = str(config.model_type)
     if family == "vit" or family.startswith(_HALF_FAMILIES):
         mean, std = _HALF
     elif "clip" in family or family.startswith(_CLIP_FAMILIES):
