@@ -7,13 +7,12 @@ Both sides of a ratio are measured in the same run.
 
 suite: `measure_dynamics` over `--images` noise images, divided by the plain forward pass over the same images plus the
 perturbed passes of the suite (the same blocks from the same layers in fp32, without measurements). Also without
-stability, divided by only the plain forward pass. Compilation happens in a first run and is reported separately.
+stability, divided by only the plain forward pass.
 
 dmd: the same float64 trajectories fitted by `fit_dmd` all at once and by PyDMD in a loop, at the same rank and with the
-same number of threads for torch and numpy. `fit_dmd` is timed three times: with eigenvalues and reconstruction errors,
-as in the suite's sweep over ranks; with amplitudes and modes as weights of the snapshots, as `fit_dmd` keeps them; and
-with the modes as (N, D, r) complex numbers, as PyDMD computes them for one trajectory at a time. The last size is that
-of the paper's ViT-g: 40 layers of dim 1,536. The eigenvalues of both are compared.
+same number of threads for torch and numpy. `fit_dmd` is timed twice: with modes as weights of the snapshots, as
+`fit_dmd` keeps them; and with the modes as (N, D, r) complex numbers, as PyDMD computes them for one trajectory at a
+time. The last size is that of the paper's ViT-g: 40 layers of dim 1,536. The eigenvalues of both are compared.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def measure_suite(args: argparse.Namespace) -> dict[str, Any]:
     num = args.images
     batches = Repeated(num, args.batch, size, device)
 
-    def suite(stability_images: int, compile: bool) -> None:
+    def suite(stability_images: int) -> None:
         measure_dynamics(
             vit,
             batches,
@@ -107,43 +106,31 @@ def measure_suite(args: argparse.Namespace) -> dict[str, Any]:
             stability_images=stability_images,
             precision=precision,
             rank_images=min(64, num),
-            compile=compile,
         )
 
-    cuda = device == "cuda"
     images = torch.cat([b.images for b in Repeated(args.stability_images, args.batch, size, device)])
     num_blocks = perturbation_passes(vit, images)  # also warms up
     bare_pass(vit, batches, precision)
-    first = seconds(lambda: suite(0, cuda), device)
+    suite(0)
     result: dict[str, Any] = {"model": args.model, "precision": precision, "images": num, "batch": args.batch}
     times: dict[str, list[float]] = {}
     runs: dict[str, Callable[[], Any]] = {
         "bare": lambda: bare_pass(vit, batches, precision),
         "perturbations": lambda: perturbation_passes(vit, images),
-        "suite_without_stability_eager": lambda: suite(0, False),
-        "suite_eager": lambda: suite(args.stability_images, False),
+        "suite_without_stability": lambda: suite(0),
+        "suite": lambda: suite(args.stability_images),
     }
-    if cuda:
-        runs["suite_without_stability_compiled"] = lambda: suite(0, True)
-        runs["suite_compiled"] = lambda: suite(args.stability_images, True)
     for _ in range(args.repeats):
         for name, function in runs.items():
             times.setdefault(name, []).append(seconds(function, device))
     median = {name: statistics.median(values) for name, values in times.items()}
-    needed = median["bare"] + median["perturbations"]
-    kinds = ["eager"]
-    if cuda:
-        kinds.append("compiled")
     return result | {
         "stability_images": args.stability_images,
         "perturbation_passes_per_image": Stability(vit.groups).count_block_calls(vit.num_layers) / vit.num_layers,
         "perturbation_blocks_run": num_blocks,
         "seconds": median,
-        "seconds_to_compile": max(0.0, first - median["suite_without_stability_compiled"]) if cuda else None,
-        "ratio_to_bare_plus_perturbations": {kind: median[f"suite_{kind}"] / needed for kind in kinds},
-        "ratio_without_stability_to_bare": {
-            kind: median[f"suite_without_stability_{kind}"] / median["bare"] for kind in kinds
-        },
+        "ratio_to_bare_plus_perturbations": median["suite"] / (median["bare"] + median["perturbations"]),
+        "ratio_without_stability_to_bare": median["suite_without_stability"] / median["bare"],
     }
 
 
@@ -185,16 +172,13 @@ def measure_dmd(args: argparse.Namespace, dim: int, num_steps: int) -> dict[str,
     def theirs() -> None:
         fits["theirs"] = pydmd_loop(x, args.rank)
 
-    def eigenvalues() -> None:
-        fit_dmd(x_nld, args.rank, with_modes=False)
-
     def modes() -> None:
         fits["ours"] = fit_dmd(x_nld, args.rank)
 
     def modes_written_out() -> None:
         fit_dmd(x_nld, args.rank).modes(x_nld)
 
-    ours = (eigenvalues, modes, modes_written_out)
+    ours = (modes, modes_written_out)
     for warm in ours:
         warm()
     pydmd_loop(x[:5], args.rank)

@@ -11,22 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import stats
 
 from raptor.streaming import Array
 
 LEVEL = 0.95
 _ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 CHUNK = 100  # resamples made at once
-
-
-def jackknife_interval(value: float, left_out: Array) -> tuple[float, float]:
-    """The interval of a value by Student's t, from the values without each of several equal parts of the images."""
-    num = len(left_out)
-    error = np.sqrt((num - 1) / num * ((left_out - left_out.mean()) ** 2).sum())
-    # The parts are few, and the normal quantile would make the interval too narrow.
-    half = stats.t.ppf(_ENDS[1], num - 1) * error
-    return value - half, value + half
 
 
 def resampled_means(values_nm: Array, num_resamples: int, seed: int = 0) -> Array:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from raptor.certificate.heads import Head, given_head, head_batches, resolve_head
+from raptor.certificate.heads import given_head, head_batches, resolve_head
 from raptor.config import DynamicsConfig
-from raptor.data import ChosenData, ImageData, ImageStream, iterate, open_data
+from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.data.split import part_read
-from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
+from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
@@ -116,14 +116,17 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         # Opened once more where it is used. Here a head that takes other features is told before anything is measured.
         given_head(config.head_file, main)
     data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
-    fits_head = _fits_a_head(main, data, config)
-    # Where nothing is fitted no image has to be held out, so a plain folder is measured whole.
-    if config.split is None and surrogate is None and not fits_head:
-        data = replace(data, split="own")
-    fitted = None
-    if fits_head:
+    # A ridge head is fitted on training images, which then must not be among those that are measured.
+    training = None
+    may_fit = config.interventions and not main.num_classes and config.head_file is None
+    if may_fit:
         with suppress(ValueError):  # only held-out images: no head is fitted, and the reason comes with the results
-            fitted = data.training(None, main.preprocess.size)
+            training = data.training(None, main.preprocess.size)
+    is_unlabelled = training is not None and training.labels is None
+    # Where nothing is fitted no image has to be held out, so a plain folder is measured whole.
+    if config.split is None and surrogate is None and (is_unlabelled or not may_fit):
+        data = replace(data, split="own")
+    fitted = None if is_unlabelled else training
     images = data.judged(config.num_images, main.preprocess.size, also=fitted)
     subject = ranks.first(lambda: Subject.of(main, images, surrogate))
     # A refusal to replace a result comes now, and not after minutes of measuring.
@@ -168,14 +171,14 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         split=part_read(data.split, images.parts),
         image_size=main.preprocess.size,
         phases=list(cut.lengths),
-        class_names=_class_names(images, chosen),
         seed=seed,
         subject=subject,
     )
     measured = DynamicsFile(
         sides["teacher"],
         sides.get("surrogate"),
-        num_images=batches.num_images,
+        num_images=sides["teacher"].num_images,
+        class_names=_class_names(images, chosen),
         bad_images=batches.bad_images(),
         provenance=Provenance.since(started, device),
         **facts,
@@ -187,7 +190,20 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
     changed = None
     if config.interventions:
-        head, reason = _find_head(main, folder, precision, data, config, ranks)
+        to_fit = None
+        if training is not None:
+            num_workers = config.num_workers
+            to_fit = head_batches(
+                main, training, config.batch_size, head_images=config.train_images, num_workers=num_workers, ranks=ranks
+            )
+        head, reason = resolve_head(
+            main,
+            to_fit,
+            file=config.head_file,
+            cache=folder / "head.safetensors",
+            head_images=config.train_images,
+            precision=precision,
+        )
         some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.sample_images)
         # Read once and sent to all: every rank gives the same images to `intervene`, which shares the pairs of blocks.
         shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
@@ -244,29 +260,6 @@ def _write_rest(
         tangents.write(folder)
         written += save_figures(tangent_charts(tangents), figures, tangents.images)
     return written
-
-
-def _fits_a_head(vit: ViT, data: ChosenData, config: DynamicsConfig) -> bool:
-    """Whether a ridge head is fitted on training images, which then must not be among those that are measured."""
-    if not config.interventions or vit.num_classes or config.head_file is not None:
-        return False
-    return open_data(data.judged_spec, "all", size=vit.preprocess.size).labels is not None
-
-
-def _find_head(
-    vit: ViT, folder: Path, precision: str, data: ChosenData, config: DynamicsConfig, ranks: Ranks
-) -> tuple[Head | None, str]:
-    """The head that predicts after an intervention, and which one it is or why there is none."""
-    file, num = config.head_file, config.train_images
-    training = None
-    if file is None and not vit.num_classes:
-        with suppress(ValueError):  # only held-out images: no ridge head can be fitted, and the reason says so
-            images = data.training(None, vit.preprocess.size)
-            training = head_batches(
-                vit, images, config.batch_size, head_images=num, num_workers=config.num_workers, ranks=ranks
-            )
-    cache = folder / "head.safetensors"
-    return resolve_head(vit, training, file=file, cache=cache, head_images=num, precision=precision)
 
 
 def _choose_phases(

@@ -5,56 +5,32 @@
 attraction between images.
 """
 
-from __future__ import annotations
-
-from raptor.dynamics.basins import Basins, BasinsResult
-from raptor.dynamics.direction import Direction, DirectionResult, Gathering, GatheringResult
-from raptor.dynamics.dmd import BatchedDMD, PooledDMD, fit_dmd
-from raptor.dynamics.findings import find
-from raptor.dynamics.fixed_points import FixedPointsResult, measure_fixed_points
-from raptor.dynamics.jacobian import JacobianResult, measure_jacobians
-from raptor.dynamics.lyapunov import LyapunovResult, measure_lyapunov
-from raptor.dynamics.measure import DynamicsResult, measure_dynamics
-from raptor.dynamics.modes import Modes, ModesResult
-from raptor.dynamics.rank import Rank, RankResult
-from raptor.dynamics.repetition import Extrapolation, Repetition, measure_extrapolation, measure_repetition
-from raptor.dynamics.stability import PhaseAttraction, Stability, StabilityResult, measure_attraction
-from raptor.dynamics.states import group_means
-from raptor.dynamics.swaps import Swaps, measure_swaps
-from raptor.dynamics.transplants import TransplantResult, measure_transplants
-from raptor.streaming import QUANTILES, ImageMoments, Spread, jsonable
+from raptor.dynamics.basins import Basins
+from raptor.dynamics.direction import Direction, Gathering
+from raptor.dynamics.dmd import NUMBERS, PooledDMD, eigenvalue_numbers, fit_dmd
+from raptor.dynamics.fixed_points import measure_fixed_points
+from raptor.dynamics.jacobian import measure_jacobians
+from raptor.dynamics.lyapunov import measure_lyapunov
+from raptor.dynamics.measure import measure_dynamics
+from raptor.dynamics.modes import Modes
+from raptor.dynamics.rank import Rank
+from raptor.dynamics.repetition import measure_extrapolation, measure_repetition
+from raptor.dynamics.stability import Stability, contraction, measure_attraction, phase_spans
+from raptor.dynamics.swaps import measure_swaps
+from raptor.dynamics.transplants import measure_transplants
 
 __all__ = [
-    "QUANTILES",
+    "NUMBERS",
     "Basins",
-    "BasinsResult",
-    "BatchedDMD",
     "Direction",
-    "DirectionResult",
-    "DynamicsResult",
-    "Extrapolation",
-    "FixedPointsResult",
     "Gathering",
-    "GatheringResult",
-    "ImageMoments",
-    "JacobianResult",
-    "LyapunovResult",
     "Modes",
-    "ModesResult",
-    "PhaseAttraction",
     "PooledDMD",
     "Rank",
-    "RankResult",
-    "Repetition",
-    "Spread",
     "Stability",
-    "StabilityResult",
-    "Swaps",
-    "TransplantResult",
-    "find",
+    "contraction",
+    "eigenvalue_numbers",
     "fit_dmd",
-    "group_means",
-    "jsonable",
     "measure_attraction",
     "measure_dynamics",
     "measure_extrapolation",
@@ -64,4 +40,5 @@ __all__ = [
     "measure_repetition",
     "measure_swaps",
     "measure_transplants",
+    "phase_spans",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import group_means, on_host_if_small, parallel_map, places_of, take_rows
+from raptor.dynamics.states import group_means, on_host_if_small, parallel_map, take_rows
 from raptor.streaming import Array, NotSaved, Record, Rows, reduce_all
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import check_states
@@ -86,9 +86,10 @@ class Basins:
             return
         if means is None:
             means = group_means(states, self.groups)
-        self._labels.add(take_rows(labels, rows), places_of(rows, places))
+        kept_places = None if places is None else [places[row] for row in rows]
+        self._labels.add(take_rows(labels, rows), kept_places)
         for name, kept in self._kept.items():
-            kept.add(take_rows(means[name], rows), places_of(rows, places))
+            kept.add(take_rows(means[name], rows), kept_places)
 
     def _choose(self, labels: Sequence[int]) -> list[int]:
         """The rows to keep: the first `per_class` of each class."""

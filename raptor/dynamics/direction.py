@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import EvenSubset, measured_groups, places_of, take_rows, unit
+from raptor.dynamics.states import EvenSubset, mean_by_group, measured_groups, take_rows, unit
 from raptor.streaming import Array, ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, check_states
 
 GATHERING_IMAGES = 256
-Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -47,40 +46,32 @@ class DirectionResult(Record):
 
 
 class Direction:
-    """Streaming norms, gamma and speed by token group.
+    """Streaming norms, gamma and speed by token group."""
 
-    compile: fuse the work on one step into one kernel, for batches of the first one's shape. Compiling takes seconds:
-    it pays on a GPU from some ten thousand images on.
-    """
-
-    def __init__(self, groups: TokenGroups, compile: bool = False) -> None:
+    def __init__(self, groups: TokenGroups) -> None:
         self.groups = groups
         self._spans = measured_groups(groups)
-        # Plain numbers, because a compiled function takes no slices.
-        self._bounds = tuple((span.start, span.stop) for span in self._spans.values())
-        self._compiled = None
-        if compile:
-            self._compiled = torch.compile(_direction_means, dynamic=False)
-        self._batch_size: int | None = None
         self._moments = ImageMoments()
 
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
-        if self._batch_size is None:
-            self._batch_size = len(states[0])
-        step = _direction_means
-        # The last batch may be smaller: compiling once more for it would take longer than it saves.
-        if self._compiled is not None and len(states[0]) == self._batch_size:
-            step = self._compiled
         last_btd = unit(states[-1])
         # No state comes before the first one. Its speed of 0 is dropped in the result.
-        now_btd = unit(states[0])
+        before_btd = unit(states[0])
         means = []
-        for state in states:
-            mean_b4g, now_btd = step(state, now_btd, last_btd, self._bounds)
-            means.append(mean_b4g)
+        for state_btd in states:
+            x_btd = at_least_float32(state_btd)
+            norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
+            now_btd = x_btd / norm_bt.clamp_min(torch.finfo(x_btd.dtype).tiny)[..., None]
+            gamma_bt = torch.linalg.vecdot(now_btd, last_btd)
+            # From the distance of the unit states: an arccos of the cosine loses half the digits of a small angle.
+            chord_bt = torch.linalg.vector_norm(now_btd - before_btd, dim=-1)
+            speed_bt = 2 * torch.asin((chord_bt / 2).clamp(max=1))
+            values_b4t = torch.stack([norm_bt, gamma_bt, speed_bt, speed_bt.square()], 1)
+            means.append(mean_by_group(values_b4t, self._spans))
+            before_btd = now_btd
         self._moments.update(torch.stack(means, -1), places)
 
     def reduce(self, ranks: Ranks) -> None:
@@ -101,24 +92,6 @@ class Direction:
             result.speed[name] = speed
             result.speed_variance[name] = {"tokens": np.maximum(within, 0.0), "images": between}
         return result
-
-
-def _direction_means(state_btd: Tensor, before_btd: Tensor, last_btd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """Means `(B, 4, groups)` of norm, gamma, speed and squared speed at one layer, and its unit state `(B, T, D)`.
-
-    `before` and `last` are unit states; `bounds` are the first token of each group and the one after its last.
-    """
-    # A pure function, so that one compiled graph serves every layer: it reads three states and writes one, where eager
-    # mode makes eleven passes over memory.
-    x_btd = at_least_float32(state_btd)
-    norm_bt = torch.linalg.vector_norm(x_btd, dim=-1)
-    now_btd = x_btd / norm_bt.clamp_min(torch.finfo(x_btd.dtype).tiny)[..., None]
-    gamma_bt = torch.linalg.vecdot(now_btd, last_btd)
-    # From the distance of the unit states: an arccos of the cosine loses half the digits of a small angle.
-    chord_bt = torch.linalg.vector_norm(now_btd - before_btd, dim=-1)
-    speed_bt = 2 * torch.asin((chord_bt / 2).clamp(max=1))
-    values_b4t = torch.stack([norm_bt, gamma_bt, speed_bt, speed_bt.square()], 1)
-    return torch.stack([values_b4t[..., start:stop].mean(-1) for start, stop in bounds], -1), now_btd
 
 
 @dataclass
@@ -151,7 +124,7 @@ class Gathering:
     def update(self, states: Sequence[Tensor], places: Sequence[int] | None = None) -> None:
         """Add the trajectory `a_0..a_L` of a batch, each `(B, T, D)`, of the images at `places` of the stream."""
         check_states(states, num_tokens=self.groups.num_tokens)
-        rows = self._subset.pick(len(states[0]), places)
+        rows, kept_places = self._subset.pick(len(states[0]), places)
         if not rows or not self._spans:
             return
         unit_states = [unit(take_rows(state, rows)) for state in states]
@@ -168,8 +141,8 @@ class Gathering:
                     toward_bl.append(toward(x_btd[:, span], unit_states[l + 1][:, span], unit(mean_bd)))
             alignment_bgl.append(torch.stack(alignment_bl, -1))
             toward_bgl.append(torch.stack(toward_bl, -1))
-        self._alignment.update(torch.stack(alignment_bgl, 1), places_of(rows, places))
-        self._toward.update(torch.stack(toward_bgl, 1), places_of(rows, places))
+        self._alignment.update(torch.stack(alignment_bgl, 1), kept_places)
+        self._toward.update(torch.stack(toward_bgl, 1), kept_places)
 
     def reduce(self, ranks: Ranks) -> None:
         reduce_all(ranks, self._alignment, self._toward)

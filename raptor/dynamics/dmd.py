@@ -3,7 +3,7 @@
 A trajectory is `x_0..x_L`. With `X1 = [x_0..x_(L-1)]` and `X2 = [x_1..x_L]` the operator `A = X2 X1^+`, truncated to
 the first r' singular directions of X1, has the eigenvalues `lambda_i`, the exact modes `phi_i = X2 V S^-1 w_i` and the
 amplitudes `b = Phi^+ x_0`; step t is rebuilt as `Phi diag(lambda)^t b`. r' is the asked rank or the numerical rank of
-X1 (singular values above `tolerance` times the largest), whichever is less.
+X1 (singular values above `TOLERANCE` times the largest), whichever is less.
 
 Many trajectories are fitted at once from their `(L+1) x (L+1)` Gram matrices (the method of snapshots). Squaring costs
 half the digits, so a trajectory whose r-th singular value is below `_GRAM_LIMIT` of the largest goes through a QR
@@ -73,17 +73,8 @@ class BatchedDMD:
 
     def modes(self, x_nld: Tensor) -> np.ndarray:
         """Exact modes `(N, D, r)` of the trajectories that were fitted."""
-        after = x_nld[:, 1:].detach().cpu()
-        modes = torch.empty((len(after), after.shape[2], self.rank), dtype=torch.complex128)
-        chunks = [slice(start, start + CHUNK) for start in range(0, len(after), CHUNK)]
-
-        def expand(rows: slice) -> None:
-            # Real and imaginary parts side by side, as complex numbers lie in memory: one real product gives both.
-            both = torch.view_as_real(torch.from_numpy(self.coefficients[rows])).flatten(2)
-            torch.bmm(after[rows].double().mT, both, out=torch.view_as_real(modes[rows]).flatten(2))
-
-        parallel_map(expand, chunks)
-        return modes.numpy()
+        after_ndl = x_nld[:, 1:].detach().cpu().double().mT
+        return _times(after_ndl, torch.from_numpy(self.coefficients)).numpy()
 
 
 NUMBERS = ("spectral_radius", "median_modulus", "distance", "angle", "weighted_angle")
@@ -109,16 +100,9 @@ def eigenvalue_numbers(eigenvalues: np.ndarray) -> np.ndarray:
     )
 
 
-def fit_dmd(
-    x_nld: Tensor,
-    rank: int = 10,
-    tolerance: float = TOLERANCE,
-    gram_limit: float = _GRAM_LIMIT,
-    with_modes: bool = True,
-) -> BatchedDMD:
+def fit_dmd(x_nld: Tensor, rank: int = 10, gram_limit: float = _GRAM_LIMIT) -> BatchedDMD:
     """Fit every trajectory of `(N, L+1, D)` on the CPU in float64.
 
-    with_modes: False leaves out modes and amplitudes (NaN); eigenvalues and errors are the same.
     gram_limit: trajectories with a smaller relative r-th singular value use QR; infinity sends all there.
     """
     if x_nld.ndim != 3 or x_nld.shape[1] < 2:
@@ -140,7 +124,7 @@ def fit_dmd(
         rank=used_rank,
         asked_rank=rank,
     )
-    limit = max(gram_limit, tolerance)
+    limit = max(gram_limit, TOLERANCE)
 
     def fit_chunk(rows: Tensor, chunk_nld: Tensor) -> None:
         chunk_nld = chunk_nld.double()
@@ -150,9 +134,9 @@ def fit_dmd(
             raise ValueError("a trajectory holds a state that is zero or not finite: check the model's states")
         good = torch.zeros(len(rows), dtype=torch.bool)
         if np.isfinite(limit):
-            good = _fit_grams(fit, rows, gram, limit, with_modes)
+            good = _fit_grams(fit, rows, gram, limit)
         if not bool(good.all()):
-            _fit_qr(fit, rows[~good], chunk_nld[~good], tolerance)
+            _fit_qr(fit, rows[~good], chunk_nld[~good])
 
     # Chunks write to rows of their own, so threads need no lock.
     parallel_map(fit_chunk, torch.arange(num).split(CHUNK), x_nld.split(CHUNK))
@@ -160,13 +144,12 @@ def fit_dmd(
     # Conjugate pairs have equal moduli up to rounding: the positive imaginary part comes first.
     order = np.lexsort((-np.nan_to_num(fit.eigenvalues.imag), -np.round(modulus, 10)), axis=1)
     fit.eigenvalues = np.take_along_axis(fit.eigenvalues, order, 1)
-    if with_modes:
-        fit.amplitudes = np.take_along_axis(fit.amplitudes, order, 1)
-        fit.coefficients = np.take_along_axis(fit.coefficients, order[:, None], 2)
+    fit.amplitudes = np.take_along_axis(fit.amplitudes, order, 1)
+    fit.coefficients = np.take_along_axis(fit.coefficients, order[:, None], 2)
     return fit
 
 
-def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_modes: bool) -> Tensor:
+def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float) -> Tensor:
     """Fit the trajectories whose Gram matrices `(n, L+1, L+1)` are well enough conditioned; returns their mask."""
     # Many small eigenproblems of size L cost far less than as many SVDs of size D.
     rank = fit.rank
@@ -176,11 +159,10 @@ def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_m
     good = sigma[:, rank - 1] > limit * sigma[:, 0]
     if not bool(good.any()):
         return good
-    if not bool(good.all()):
-        rows = rows[good]
-        gram = gram[good]
-        sigma = sigma[good]
-        vectors = vectors[good]
+    rows = rows[good]
+    gram = gram[good]
+    sigma = sigma[good]
+    vectors = vectors[good]
     scaled = vectors.flip(2)[:, :, :rank] / sigma[:, None, :rank]  # V S^-1
     after = gram[:, 1:, 1:] @ scaled
     operator = scaled.mT @ (gram[:, :-1, 1:] @ scaled)
@@ -193,9 +175,6 @@ def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_m
     # |x_t - x̃_t|^2 from inner products alone; rounding may leave it just below 0.
     fit.reconstruction_error[index] = ((norms - 2 * inner + own).clamp_min(0) / norms).sqrt().numpy()
     fit.ranks[index] = rank
-    if not with_modes:
-        fit.eigenvalues[index] = torch.linalg.eigvals(operator).numpy()
-        return good
     eigenvalues, w = torch.linalg.eig(operator)
     fit.eigenvalues[index] = eigenvalues.numpy()
     fit.amplitudes[index] = torch.linalg.solve_ex(w, first.to(w.dtype)).result[:, :, 0].numpy()
@@ -203,13 +182,13 @@ def _fit_grams(fit: BatchedDMD, rows: Tensor, gram: Tensor, limit: float, with_m
     return good
 
 
-def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor, tolerance: float) -> None:
+def _fit_qr(fit: BatchedDMD, rows: Tensor, x_nld: Tensor) -> None:
     """Fit through QR and SVD, to full precision, in groups of equal r'."""
     r_factor = torch.linalg.qr(x_nld.mT, mode="r").R
     u, sigma, vh = torch.linalg.svd(r_factor[:, :, :-1], full_matrices=False)
     num_steps = x_nld.shape[1] - 1
     fit.singular_values[rows.numpy()] = torch.nn.functional.pad(sigma, (0, num_steps - sigma.shape[1])).numpy()
-    ranks = (sigma > tolerance * sigma[:, :1]).sum(1).clamp(1, fit.rank)
+    ranks = (sigma > TOLERANCE * sigma[:, :1]).sum(1).clamp(1, fit.rank)
     for r in ranks.unique().tolist():
         same = ranks == r
         points = r_factor[same]
@@ -251,9 +230,7 @@ class PooledDMD:
     note: why r' is less than the asked rank, or None.
     """
 
-    def __init__(self, rank: int = 10, tolerance: float = TOLERANCE) -> None:
-        self.rank = rank
-        self.tolerance = tolerance
+    def __init__(self) -> None:
         self.num_pairs = 0
         self._before: Tensor | None = None
         self._across: Tensor | None = None
@@ -277,16 +254,13 @@ class PooledDMD:
         self._across = ranks.sum(self._across)
         self.num_pairs = sum(ranks.gather(self.num_pairs))
 
-    def fit(self, rank: int | None = None) -> PooledDMD:
-        """Fit at `rank`, by default that of the constructor."""
+    def fit(self, rank: int = 10) -> PooledDMD:
         if self._before is None or self._across is None:
             raise ValueError("no images were measured: call update with at least one batch first")
         squares, vectors = torch.linalg.eigh(on_host_if_small(self._before))
         sigma = squares.cpu().flip(0).clamp_min(0).sqrt()
         # Squared sums in float64 resolve singular values down to about 1e-7 of the largest.
-        numerical_rank = int((sigma > max(self.tolerance, 1e-7) * sigma[0]).sum())
-        asked = rank or self.rank
-        r = min(asked, numerical_rank)
+        r = min(rank, int((sigma > TOLERANCE * sigma[0]).sum()))
         u = vectors.cpu().flip(1)[:, :r]
         after = self._across.cpu() @ u / sigma[:r] ** 2  # X2 V S^-1 = (X2 X1^T) U S^-2
         # In the basis U the operator is U^T X2 V S^-1; it acts on U^T x.
@@ -302,8 +276,8 @@ class PooledDMD:
         if r < len(sigma) and sigma[r] > 0:
             self.gap = float(sigma[r - 1] / sigma[r])
         self.note = None
-        if r < asked:
-            self.note = f"truncated to rank {r} of {asked}: the numerical rank of X1"
+        if r < rank:
+            self.note = f"truncated to rank {r} of {rank}: the numerical rank of X1"
         return self
 
     def reconstruction_error(self, x_nld: Tensor) -> np.ndarray:

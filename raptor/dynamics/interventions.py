@@ -10,16 +10,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from raptor.certificate.heads import Head
-from raptor.certificate.verdict import named_images
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.dynamics.effects import BATCH, Predict
+from raptor.dynamics.effects import BATCH
+from raptor.dynamics.measure import SidesFile
 from raptor.dynamics.repetition import Extrapolation, Repetition, measure_extrapolation, measure_repetition
 from raptor.dynamics.swaps import Swaps, measure_swaps
 from raptor.progress import Progress
-from raptor.provenance import Provenance
-from raptor.run import ResultFile
 from raptor.streaming import Record
-from raptor.subject import Subject
 from raptor.vit.view import ViT
 
 
@@ -40,7 +37,7 @@ class Interventions(Record):
 
 
 @dataclass
-class InterventionsFile(ResultFile):
+class InterventionsFile(SidesFile):
     """interventions.json: what `raptor dynamics` found when it changed the depth of a model.
 
     head: why there are no predictions, or which head gives them.
@@ -52,25 +49,6 @@ class InterventionsFile(ResultFile):
     surrogate: Interventions | None
     findings: list[str] = field(default_factory=list)
     head: str | None = None
-    data: str = "the data"
-    split: str = "val"
-    image_size: int | None = None
-    num_images: int | None = None
-    phases: list[int] | None = None
-    class_names: dict[str, str] | None = None
-    seed: int = 0
-    provenance: Provenance = field(default_factory=Provenance)
-    subject: Subject | None = None
-
-    @property
-    def images(self) -> str:
-        """What was measured on, in words."""
-        return named_images(self.num_images, self.split, self.data, self.image_size)
-
-    def sides(self) -> dict[str, Interventions]:
-        """The sides that were measured, the teacher first."""
-        both = {"teacher": self.teacher, "surrogate": self.surrogate}
-        return {name: side for name, side in both.items() if side is not None}
 
 
 def intervene(
@@ -100,16 +78,12 @@ def intervene(
         swaps = measure_swaps(vit, images, phases, predict, bar.advance, ranks)
         bar.finish()
         # Swaps are quadratic in depth and shared by the ranks; the rest takes a few passes, which one rank makes.
-        found[side] = ranks.first(partial(_with_rest, swaps, vit, images, phases, predict))
+        repetition = ranks.first(partial(measure_repetition, vit, images, phases, predict))
+        found[side] = Interventions(swaps, repetition)
+        # Only a tied block can run on: a teacher has no block for a layer past its last.
+        if vit.phases is not None:
+            found[side].extrapolation = ranks.first(partial(measure_extrapolation, vit, images, predict=predict))
     return found
-
-
-def _with_rest(swaps: Swaps, vit: ViT, images: Tensor, phases: Sequence[int], predict: Predict | None) -> Interventions:
-    extrapolation = None
-    # Only a tied block can run on: a teacher has no block for a layer past its last.
-    if vit.phases is not None:
-        extrapolation = measure_extrapolation(vit, images, predict=predict)
-    return Interventions(swaps, measure_repetition(vit, images, phases, predict), extrapolation)
 
 
 def _predict(vit: ViT, head: Head, state_btd: Tensor) -> Tensor:

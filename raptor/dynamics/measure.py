@@ -2,7 +2,7 @@
 
 Cost on top of the forward pass, for states of B images, T tokens and D coordinates at L+1 layers:
 
-- direction reads three states per layer and writes one when compiled; eager mode makes eleven passes over memory;
+- direction reads every state and its predecessor a few times;
 - the group means behind modes and basins read every state once; what follows works on `(B, L+1, D)`;
 - the pooled modes take `8 L D^2` multiplications per image (on its group means) in float64, cls updates `L D^2`;
 - gathering reads three states per layer, of at most 256 images;
@@ -19,33 +19,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from raptor.certificate.verdict import named_images
 from raptor.data.stream import Batch, sharing
-from raptor.devices import Ranks, full_precision
+from raptor.devices import full_precision
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult, Gathering, GatheringResult
-from raptor.dynamics.estimates import BlockContrast, ImageEstimate, estimate_all
 from raptor.dynamics.modes import Modes, ModesResult
 from raptor.dynamics.rank import RANK_IMAGES, Rank, RankResult
 from raptor.dynamics.stability import EPS, PhaseAttraction, Stability, StabilityResult, measure_attraction
-from raptor.dynamics.states import EvenSubset, group_means, places_of, take_rows
-from raptor.phases.cut import Phases
+from raptor.dynamics.states import EvenSubset, group_means, take_rows
 from raptor.phases.study import few_images
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record, Rows, reduce_all
 from raptor.subject import Subject
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
-from raptor.vit.view import ModelFacts, ViT
+from raptor.vit.view import Context, ModelFacts, ViT
 
-_STABILITY_IMAGES = 64
 STABILITY_BATCH = 32  # the random directions depend on it
-_COMPILE_IMAGES = 10_000
 
 
 @dataclass
@@ -57,7 +54,6 @@ class DynamicsResult(Record):
     precision: of the `states`, and of the perturbed ones (`stability`).
     notes: what was left out, and why. findings: what was found, in words.
     attraction: of each phase; empty where phases or perturbations were not given.
-    estimates: the numbers behind the claims with their intervals over images; keys as in `estimates.py`.
     """
 
     model: ModelFacts
@@ -74,46 +70,53 @@ class DynamicsResult(Record):
     findings: list[str] = field(default_factory=list)
     gathering: GatheringResult | None = None
     attraction: list[PhaseAttraction] = field(default_factory=list)
-    estimates: dict[str, ImageEstimate] = field(default_factory=dict)
 
 
-@dataclass
-class DynamicsFile(ResultFile):
-    """dynamics.json: what `raptor dynamics` measured of a model, or of a surrogate beside its teacher.
+@dataclass(kw_only=True)
+class SidesFile(ResultFile):
+    """A result about a model, or about a surrogate beside its teacher.
 
-    phases: the phase lengths that figures show. class_names: label -> name, of the classes whose basins were measured.
+    num_images: that were measured. phases: the lengths that figures show.
     """
 
-    FILE: ClassVar[str] = "dynamics.json"
-
-    teacher: DynamicsResult
-    surrogate: DynamicsResult | None
     data: str = "the data"
     split: str = "val"
     image_size: int | None = None
     num_images: int | None = None
     phases: list[int] | None = None
-    class_names: dict[str, str] | None = None
     seed: int = 0
-    bad_images: list[str] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
     subject: Subject | None = None
 
     @property
     def images(self) -> str:
         """What was measured on, in words."""
-        return named_images(self.teacher.num_images, self.split, self.data, self.image_size)
+        return named_images(self.num_images, self.split, self.data, self.image_size)
+
+    def sides(self) -> dict[str, Any]:
+        """The sides that were measured, the teacher first."""
+        found = {side: getattr(self, side, None) for side in ("teacher", "surrogate", "twin")}
+        return {side: one for side, one in found.items() if one is not None}
+
+
+@dataclass
+class DynamicsFile(SidesFile):
+    """dynamics.json: what `raptor dynamics` measured of a model, or of a surrogate beside its teacher.
+
+    class_names: label -> name, of the classes whose basins were measured.
+    """
+
+    FILE: ClassVar[str] = "dynamics.json"
+
+    teacher: DynamicsResult
+    surrogate: DynamicsResult | None
+    class_names: dict[str, str] | None = None
+    bad_images: list[str] = field(default_factory=list)
 
     @property
     def few_images(self) -> str:
         """A warning where very few images were read; empty where there were enough."""
         return few_images(self.teacher.num_images, self.split, "other images may give other curves")
-
-    def sides(self) -> dict[str, DynamicsResult]:
-        """The sides that were measured, the teacher first."""
-        if self.surrogate is None:
-            return {"teacher": self.teacher}
-        return {"teacher": self.teacher, "surrogate": self.surrogate}
 
 
 def measure_dynamics(
@@ -123,13 +126,12 @@ def measure_dynamics(
     num_images: int,
     phases: Sequence[int] | None = None,
     classes: Sequence[int] | None = None,
-    stability_images: int = _STABILITY_IMAGES,
+    stability_images: int = 64,
     rank_images: int = RANK_IMAGES,
     eps: Sequence[float] = EPS,
     perturbation: str = "relative",
     precision: str = "fp32",
     seed: int = 0,
-    compile: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DynamicsResult:
     """Measure a teacher or a surrogate over `batches`. Ranks that share them all call this and get the same.
@@ -137,7 +139,7 @@ def measure_dynamics(
     Args:
         batches: such as `raptor.data.iterate(...)`, on the model's device.
         num_images: how many images they hold; the subsets are spread evenly over them.
-        phases: their lengths, for what is measured within and between phases; None leaves that out.
+        phases: their lengths, for the attraction of each phase; None leaves that out.
         classes: labels whose basins are followed; None leaves basins out.
         stability_images: images that are perturbed; 0 leaves stability out.
         rank_images: images whose updates are factorised.
@@ -145,55 +147,56 @@ def measure_dynamics(
         perturbation: `relative` to each token's norm, or the `paper`'s `eps u` with `u ~ N(0, I)`.
         precision: `fp32` or `bf16` for the states; stability always runs in fp32.
         seed: of the perturbations.
-        compile: fuse the direction measure; by default on a GPU from 10,000 images on.
         progress: called with (forward passes of one image done, all of them), perturbation passes included.
     """
     if stability_images:
         check_perturbable(vit)
-    # Compiling takes seconds, which only many images on a GPU win back.
-    if compile is None:
-        compile = vit.device.type == "cuda" and num_images >= _COMPILE_IMAGES
-    cut = None if phases is None else Phases.from_lengths(phases)
-    direction = Direction(vit.groups, compile=compile)
+    direction = Direction(vit.groups)
     gathering = Gathering(vit.groups, num_images=num_images)
     rank = Rank(vit.groups, rank_images, num_images)
     modes = Modes(vit.groups, num_images=num_images)
-    contrast = None
-    # With one phase nothing lies across phases, with phases of one block nothing within.
-    if cut is not None and 1 < len(cut) < cut.num_layers:
-        contrast = BlockContrast(cut)
     basins = None
     if classes is not None:
         basins = Basins(vit.groups, classes)
     stability = None
     if stability_images:
         stability = Stability(vit.groups, eps, kind=perturbation, seed=seed)
-    subset = EvenSubset(max(1, stability_images), num_images)
     ranks = sharing(batches)
-    count = _PassCount(vit, stability, num_images, min(stability_images, num_images), progress, ranks.size)
+    done = 0.0
+    total = float(num_images)
+    if stability is not None:
+        # A clean pass of each image beside the perturbed ones, and one of the first batch for the noise floor.
+        num_perturbed = min(stability_images, num_images)
+        passes = 1 + stability.count_block_calls(vit.num_layers) / vit.num_layers
+        total += num_perturbed * passes + min(num_perturbed, STABILITY_BATCH)
+
+    def count(num_passes: float) -> None:
+        nonlocal done
+        done = min(total, done + num_passes * ranks.size)  # the other ranks do about as many
+        if progress is not None:
+            progress(round(done), round(total))
+
+    subset = EvenSubset(stability_images, num_images)
     to_perturb = Rows()
     num_seen = 0
     for states, _, batch in Trajectories(vit, batches, precision):
-        # Computed once for modes, basins and contrast: each reads every state.
+        # Computed once for modes and basins: each reads every state.
         means = group_means(states, vit.groups)
         direction.update(states, batch.places)
         gathering.update(states, batch.places)
-        if contrast is not None:
-            contrast.update(means, batch.places)
         rank.update(states, batch.places)
         modes.update(states, means, batch.places)
         if basins is not None:
             basins.update(states, _host_labels(batches, batch), means, batch.places)
-        if stability is not None:
-            rows = subset.pick(len(batch.images), batch.places)
-            # Images and not states, because they are embedded again in fp32, whatever the precision of this pass is.
-            to_perturb.add(take_rows(batch.images, rows), places_of(rows, batch.places))
+        # Images and not states, because they are embedded again in fp32, whatever the precision of this pass is.
+        rows, places = subset.pick(len(batch.images), batch.places)
+        to_perturb.add(take_rows(batch.images, rows), places)
         num_seen += len(batch.images)
-        count.add(len(batch.images))
+        count(len(batch.images))
     num_seen = sum(ranks.gather(num_seen))
     if num_seen == 0:
         raise ValueError("there are no images to measure")
-    reduce_all(ranks, direction, gathering, contrast, rank, modes, basins, to_perturb)
+    reduce_all(ranks, direction, gathering, rank, modes, basins, to_perturb)
 
     def check_finite() -> None:
         bad = np.flatnonzero(~np.isfinite(direction.result().norm["all"].mean))
@@ -214,51 +217,47 @@ def measure_dynamics(
             # Too few images of the chosen classes: the other measures are as good as ever.
             return rank_result, modes_result, None, [f"no basins: {error}"]
 
+    def run_from(layer: int, x_btd: Tensor, context: Context) -> list[Tensor]:
+        count(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
+        return vit.unroll(x_btd, context, start=layer)
+
     with ThreadPoolExecutor(1) as pool:
-        # The factorisations, on rank 0 only. With a GPU the host makes them while perturbations are followed; on a CPU
-        # both would use the same cores.
+        # On rank 0 only. With a GPU the host factorises while perturbations are followed; on a CPU both would use the
+        # same cores.
         factorised = None
-        if ranks.is_first:
+        if ranks.is_first and vit.device.type != "cpu":
             factorised = pool.submit(factorise)
-            if vit.device.type == "cpu":
-                factorised.result()
         if stability is not None:
             # Only rank 0 holds the images collected from all ranks, but all share the paths.
             perturbed = to_perturb.values() if ranks.size == 1 else ranks.first(lambda: to_perturb.values().cpu())
-            _follow_perturbed(vit, stability, perturbed, ranks, count)
+            with full_precision(vit.device):
+                for images in perturbed.to(vit.device).split(STABILITY_BATCH):
+                    a_0, context = vit.embed(images)
+                    follow = partial(run_from, context=context)
+                    stability.update(follow(0, a_0), follow, ranks)
 
     def result() -> DynamicsResult:
-        assert factorised is not None
-        rank_result, modes_result, basins_result, notes = factorised.result()
-        direction_result = direction.result()
-        gathering_result = gathering.result()
-        stability_result = None
-        attraction: list[PhaseAttraction] = []
-        perturbation_passes = 0.0
-        if stability is not None:
-            stability_result = stability.result()
-            perturbation_passes = stability.num_block_calls / vit.num_layers
-            if cut is not None:
-                attraction = measure_attraction(stability_result, cut)
-        estimates = estimate_all(direction_result, rank_result, modes_result, gathering_result, stability_result, cut)
-        if contrast is not None:
-            estimates |= contrast.result()
-        return DynamicsResult(
+        rank_result, modes_result, basins_result, notes = factorise() if factorised is None else factorised.result()
+        found = DynamicsResult(
             model=vit.facts(),
             num_images=num_seen,
-            direction=direction_result,
+            direction=direction.result(),
             rank=rank_result,
             modes=modes_result,
             basins=basins_result,
-            stability=stability_result,
+            stability=None,
             num_stability_images=len(to_perturb),
-            perturbation_passes=perturbation_passes,
+            perturbation_passes=0.0,
             precision={"states": precision, "stability": "fp32"},
             notes=notes,
-            gathering=gathering_result,
-            attraction=attraction,
-            estimates=estimates,
+            gathering=gathering.result(),
         )
+        if stability is not None:
+            found.stability = stability.result()
+            found.perturbation_passes = stability.num_block_calls / vit.num_layers
+            if phases is not None:
+                found.attraction = measure_attraction(found.stability, phases)
+        return found
 
     return ranks.first(result)
 
@@ -270,47 +269,6 @@ def check_perturbable(vit: ViT) -> None:
             f"{vit.name} is opened in {str(vit.dtype).removeprefix('torch.')}: perturbations are followed in fp32, so "
             "open it without dtype, or give --stability false"
         )
-
-
-def _follow_perturbed(vit: ViT, stability: Stability, images: Tensor, ranks: Ranks, count: _PassCount) -> None:
-    """Perturb `images` and follow them, in full fp32 and in batches of `STABILITY_BATCH`; ranks share the paths."""
-
-    def run_from(layer: int, x_btd: Tensor) -> list[Tensor]:
-        count.add(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
-        return vit.unroll(x_btd, context, start=layer)
-
-    with full_precision(vit.device):
-        for some in images.to(vit.device).split(STABILITY_BATCH):
-            a_0, context = vit.embed(some)
-            stability.update(run_from(0, a_0), run_from, ranks)
-
-
-class _PassCount:
-    """Tells `progress` how many forward passes of one image are done."""
-
-    def __init__(
-        self,
-        vit: ViT,
-        stability: Stability | None,
-        num_images: int,
-        num_perturbed: int,
-        progress: Callable[[int, int], None] | None,
-        num_ranks: int = 1,
-    ) -> None:
-        self.num_ranks = num_ranks
-        total = float(num_images)
-        if stability is not None:
-            # A clean pass of each image beside the perturbed ones, and one of the first batch for the noise floor.
-            passes = 1 + stability.count_block_calls(vit.num_layers) / vit.num_layers
-            total += num_perturbed * passes + min(num_perturbed, STABILITY_BATCH)
-        self.total = round(total)
-        self.done = 0.0
-        self.progress = progress
-
-    def add(self, num: float) -> None:
-        self.done = min(self.total, self.done + num * self.num_ranks)  # the other ranks do about as many
-        if self.progress is not None:
-            self.progress(round(self.done), self.total)
 
 
 def _host_labels(batches: Iterable[Batch], batch: Batch) -> list[int]:

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import EvenSubset, eigenvalues, measured_groups, places_of, take_rows, unit
+from raptor.dynamics.states import EvenSubset, eigenvalues, measured_groups, take_rows, unit
 from raptor.streaming import ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import check_states
 
 RANK_IMAGES = 64
-_PENDING = 8  # images whose Gram matrices are collected on the device before they are copied to the host
+_TOGETHER = 8  # images whose Gram matrices are held at once
 
 
 @dataclass
@@ -90,9 +90,6 @@ class Rank:
                 self._single[name] = (span.start, _UpdatesOverImages())
         self._coherence = ImageMoments()
         self._ranks = ImageMoments()
-        # Gram matrices `(B, L, n, n)` of each group that wait to be factorised, and the places of their images.
-        self._pending: list[tuple[list[Tensor], list[int] | None]] = []
-        self._num_pending = 0
         self._worker: ThreadPoolExecutor | None = None
         self._jobs: list[Future[None]] = []
 
@@ -104,54 +101,31 @@ class Rank:
         for token, over_images in self._single.values():
             x_lbd = unit(torch.stack([a[:, token] for a in states]))
             over_images.update(x_lbd[1:] - x_lbd[:-1])
-        rows = self._subset.pick(len(states[0]), places)
-        for start in range(0, len(rows), _PENDING):
-            some = rows[start : start + _PENDING]
+        rows, kept_places = self._subset.pick(len(states[0]), places)
+        for start in range(0, len(rows), _TOGETHER):
+            some = rows[start : start + _TOGETHER]
             x_lbtd = unit(torch.stack([take_rows(a, some) for a in states]))
             update_bltd = (x_lbtd[1:] - x_lbtd[:-1]).transpose(0, 1)
-            coherences = []
-            grams = []
-            for span in self._spans.values():
-                part_bltd = update_bltd[:, :, span]
-                coherences.append(coherence(part_bltd))
-                grams.append(small_gram(part_bltd))
-            self._coherence.update(torch.stack(coherences, 1), places_of(some, places))
-            # The Gram matrices wait: many are factorised in one call, which keeps the threads of the host busy.
-            self._pending.append((grams, places_of(some, places)))
-            self._num_pending += len(some)
-            if self._num_pending >= _PENDING:
-                self._factorise()
+            parts = [update_bltd[:, :, span] for span in self._spans.values()]
+            some_places = kept_places[start : start + _TOGETHER]
+            self._coherence.update(torch.stack([coherence(part) for part in parts], 1), some_places)
+            grams = [small_gram(part) for part in parts]
+            if grams[0].device.type == "cpu":
+                self._factorise(grams, some_places)
+                continue
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1)  # one thread, so that images stay in order
+            self._jobs.append(self._worker.submit(self._factorise, grams, some_places))
 
-    def _factorise(self) -> None:
-        """Ranks of the kept Gram matrices: computed now, or in the worker thread when they are on a GPU."""
-        pending = self._pending
-        self._pending = []
-        self._num_pending = 0
-        if not pending:
-            return
-        first, _ = pending[0]
-        if first[0].device.type == "cpu":
-            self._take_ranks(pending)
-            return
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1)  # one thread, so that images stay in order
-        self._jobs.append(self._worker.submit(self._take_ranks, pending))
-
-    def _take_ranks(self, pending: list[tuple[list[Tensor], list[int] | None]]) -> None:
+    def _factorise(self, grams: Sequence[Tensor], places: Sequence[int]) -> None:
+        """Add the ranks of the Gram matrices `(B, L, n, n)` of each group."""
         by_group = []
-        for g in range(len(self._spans)):
-            gram_bl = torch.cat([grams[g] for grams, _ in pending]).cpu()
+        for gram_bl in grams:
             # LAPACK would not converge, with an error that names no cause.
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = eigenvalues(gram_bl.flatten(0, 1))
             by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
-        places: list[int] | None = []
-        for _, some in pending:
-            if some is None:  # a stream without places has none for any image
-                places = None
-            elif places is not None:
-                places += some
         self._ranks.update(torch.stack(by_group, 2), places)  # (B, 2, groups, L)
 
     def reduce(self, ranks: Ranks) -> None:
@@ -161,8 +135,7 @@ class Rank:
             over_images.reduce(ranks)
 
     def _finish(self) -> None:
-        """Factorise what is left, and wait for the worker."""
-        self._factorise()
+        """Wait for the worker."""
         for job in self._jobs:
             job.result()
         if self._worker is not None:
@@ -176,12 +149,9 @@ class Rank:
         coherences = self._coherence.result()
         values = np.concatenate([self._ranks.kept(), self._coherence.kept()[:, None]], 1)
         result = RankResult({}, {}, {}, ranks.num_images, values)
-        for g, name in enumerate(self._spans):
-            result.stable_rank[name] = ranks[0, g]
-            result.effective_rank[name] = ranks[1, g]
-            result.coherence[name] = coherences[g]
-        for name, (_, over_images) in self._single.items():
-            stable, effective, coherent = over_images.result()
+        found = {name: (ranks[0, g], ranks[1, g], coherences[g]) for g, name in enumerate(self._spans)}
+        found |= {name: over_images.result() for name, (_, over_images) in self._single.items()}
+        for name, (stable, effective, coherent) in found.items():
             result.stable_rank[name] = stable
             result.effective_rank[name] = effective
             result.coherence[name] = coherent
@@ -225,8 +195,9 @@ class _UpdatesOverImages:
         stable, effective = ranks_from_squares(eigenvalues(self._second))
         # The mean of the cosines with the mean update is the mean unit update, along the mean update.
         coherent = torch.linalg.vecdot(self._unit_sum / self.num_images, unit(self._sum))
+        num = self.num_images
         return (
-            Spread(stable.cpu().numpy(), num_images=self.num_images),
-            Spread(effective.cpu().numpy(), num_images=self.num_images),
-            Spread(coherent.cpu().numpy(), num_images=self.num_images),
+            Spread(stable.cpu().numpy(), num_images=num),
+            Spread(effective.cpu().numpy(), num_images=num),
+            Spread(coherent.cpu().numpy(), num_images=num),
         )

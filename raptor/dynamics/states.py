@@ -65,21 +65,19 @@ def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tens
 class EvenSubset:
     """Chooses `num_keep` images spread evenly over `num_images`, or the first ones when the total is unknown.
 
-    Only counts decide, on the host, so choosing never waits for the device.
+    Only places decide, on the host, so choosing never waits for the device.
     """
 
     def __init__(self, num_keep: int, num_images: int | None = None) -> None:
-        if num_keep < 1:
-            raise ValueError(f"at least one image must be kept, got {num_keep}")
         self.num_keep = num_keep
         self.num_images = num_images
         self.num_seen = 0
-        self.num_kept = 0
 
-    def pick(self, batch_size: int, places: Sequence[int] | None = None) -> list[int]:
-        """Rows of a batch to keep; `places` are the positions of its images in the stream, by default the next ones."""
+    def pick(self, batch_size: int, places: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """Rows of a batch to keep, and their places in the stream; `places` of the batch are by default the next."""
         if places is None:
             places = range(self.num_seen, self.num_seen + batch_size)
+        self.num_seen += batch_size
         rows: list[int] = []
         for row, image in enumerate(places):
             if self.num_images is None or self.num_images <= self.num_keep:
@@ -87,18 +85,10 @@ class EvenSubset:
             else:
                 # Image i is kept where i * num_keep / num_images passes a whole number.
                 is_kept = (image + 1) * self.num_keep // self.num_images > image * self.num_keep // self.num_images
-            if is_kept and self.num_kept + len(rows) < self.num_keep:
+                is_kept = is_kept and image < self.num_images
+            if is_kept:
                 rows.append(row)
-        self.num_seen += batch_size
-        self.num_kept += len(rows)
-        return rows
-
-
-def places_of(rows: Sequence[int], places: Sequence[int] | None) -> list[int] | None:
-    """Positions in the stream of some rows of a batch; None where the batch has no positions."""
-    if places is None:
-        return None
-    return [places[row] for row in rows]
+        return rows, [places[row] for row in rows]
 
 
 def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:

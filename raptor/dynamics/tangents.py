@@ -12,18 +12,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from raptor.certificate.verdict import named_images
 from raptor.data.stream import Batch
 from raptor.dynamics.fixed_points import KINDS, FixedPointsResult, measure_fixed_points
 from raptor.dynamics.jacobian import JacobianResult, measure_jacobians
 from raptor.dynamics.lyapunov import LyapunovResult, measure_lyapunov
+from raptor.dynamics.measure import SidesFile
 from raptor.dynamics.transplants import TransplantResult, measure_transplants
 from raptor.phases.twin import untrained_twin
 from raptor.progress import Progress
-from raptor.provenance import Provenance
-from raptor.run import ResultFile
 from raptor.streaming import Record
-from raptor.subject import Subject
 from raptor.surrogate.surrogate import make_surrogate, surrogate_spec
 from raptor.vit.view import ModelFacts, ViT
 
@@ -71,7 +68,7 @@ class Tangents(Record):
 
 
 @dataclass
-class TangentsFile(ResultFile):
+class TangentsFile(SidesFile):
     """tangents.json: what `raptor dynamics --tangents` measured; twin: the model with random weights."""
 
     FILE: ClassVar[str] = "tangents.json"
@@ -81,25 +78,6 @@ class TangentsFile(ResultFile):
     twin: Tangents | None
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    data: str = "the data"
-    split: str = "val"
-    image_size: int | None = None
-    num_images: int | None = None
-    phases: list[int] | None = None
-    class_names: dict[str, str] | None = None
-    seed: int = 0
-    provenance: Provenance = field(default_factory=Provenance)
-    subject: Subject | None = None
-
-    @property
-    def images(self) -> str:
-        """The images of the measurement, in words."""
-        return named_images(self.num_images, self.split, self.data, self.image_size)
-
-    def sides(self) -> dict[str, Tangents]:
-        """The sides that were measured, the teacher first."""
-        all_sides = {"teacher": self.teacher, "surrogate": self.surrogate, "twin": self.twin}
-        return {name: side for name, side in all_sides.items() if side is not None}
 
 
 def compare_tangents(

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
 
-from raptor.certificate.bootstrap import (
-    interval,
-    jackknife_interval,
-    resampled_means,
-    statistic_interval,
-)
+from raptor.certificate.bootstrap import interval, resampled_means, statistic_interval
 
 
 def test_resampled_means_have_the_standard_error() -> None:
@@ -44,10 +38,3 @@ def test_a_single_image_has_no_interval() -> None:
     """Its resamples are all the same: an interval of width 0 would say that other images are like it."""
     one = np.array([[3.0, 4.0]])
     assert np.isnan(statistic_interval([one], lambda v: v, 50)).all()
-
-
-def test_the_jackknife_of_a_mean_is_its_t_interval() -> None:
-    values = np.random.default_rng(2).normal(size=9)
-    left_out = np.array([np.delete(values, i).mean() for i in range(9)])
-    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    np.testing.assert_allclose(jackknife_interval(values.mean(), left_out), expected, rtol=1e-9)

@@ -58,6 +58,19 @@ def test_groups_and_spread_match_brute_force() -> None:
     assert "registers" not in result.speed
 
 
+def test_the_variance_of_the_speed_is_that_over_all_tokens() -> None:
+    groups = TokenGroups(cls=1, registers=0, patches=4)
+    states = [torch.randn(9, 5, 8, generator=torch.Generator().manual_seed(l)) for l in range(4)]
+    measure = Direction(groups)
+    measure.update(states)
+    x = unit(torch.stack(states).double())
+    speed = torch.arccos((x[1:] * x[:-1]).sum(-1).clamp(-1, 1))[..., groups.slice("patches")]
+    variance = measure.result().speed_variance["patches"]
+    whole = speed.flatten(1).var(1, correction=0)
+    np.testing.assert_allclose(variance["tokens"] + variance["images"], whole, rtol=1e-3)
+    np.testing.assert_allclose(variance["tokens"], speed.var(2, correction=0).mean(1), rtol=1e-3)
+
+
 def test_bf16_states_are_measured_in_float32() -> None:
     groups = TokenGroups(cls=0, registers=0, patches=3)
     states = [a.bfloat16() for a in rotation_states(0.05, 3, groups, 4, 32)]

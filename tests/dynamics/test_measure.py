@@ -103,6 +103,12 @@ def test_states_that_are_not_finite_are_refused(teacher: ViT) -> None:
         measure_dynamics(teacher, batches_of(teacher), num_images=12, stability_images=0, rank_images=12)
 
 
+def test_perturbations_in_half_precision_are_refused(teacher: ViT) -> None:
+    teacher.model.bfloat16()
+    with pytest.raises(ValueError, match="is opened in bfloat16: perturbations are followed in fp32"):
+        measure_dynamics(teacher, batches_of(teacher), num_images=12)
+
+
 def test_missing_classes_are_a_note_and_missing_labels_an_error(teacher: ViT) -> None:
     result = measure_dynamics(teacher, batches_of(teacher), num_images=12, classes=[0, 7], stability_images=0)
     assert result.basins is None and "fewer than two" in result.notes[0]

@@ -110,12 +110,13 @@ def test_without_cls_or_registers() -> None:
 
 def test_even_subset() -> None:
     subset = EvenSubset(num_keep=10, num_images=100)
-    kept = [start + row for start in range(0, 120, 8) for row in subset.pick(8)]
+    kept = [place for _ in range(0, 120, 8) for place in subset.pick(8)[1]]
     assert kept == list(range(9, 100, 10))
     first = EvenSubset(num_keep=5)
-    assert [first.pick(3), first.pick(3), first.pick(3)] == [[0, 1, 2], [0, 1], []]
-    assert EvenSubset(num_keep=2, num_images=4).pick(8) == [1, 3]  # more images came than were told of
-    assert EvenSubset(num_keep=5).pick(2, places=[4, 5]) == [0]  # of a rank that has the fifth and sixth image
+    assert [first.pick(3)[0], first.pick(3)[0], first.pick(3)[0]] == [[0, 1, 2], [0, 1], []]
+    assert EvenSubset(num_keep=2, num_images=4).pick(8)[0] == [1, 3]  # more images came than were told of
+    assert EvenSubset(num_keep=5).pick(2, places=[4, 5]) == ([0], [4])  # of a rank that has the fifth and sixth image
+    assert EvenSubset(num_keep=0, num_images=4).pick(4) == ([], [])
 
 
 def test_ranks_use_only_the_stated_images() -> None:

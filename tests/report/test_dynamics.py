@@ -41,7 +41,8 @@ def test_models_and_images_are_named_and_very_few_told_of(committed: Results) ->
     html = dynamics(committed).html
     assert f"{names}, {measured.teacher.num_images:,} held-out images of {measured.data}" in unescape(html)
     assert "very few" not in html
-    few = replace(measured, teacher=replace(measured.teacher, num_images=3), split="train", data="d", image_size=24)
+    teacher = replace(measured.teacher, num_images=3)
+    few = replace(measured, teacher=teacher, num_images=3, split="train", data="d", image_size=24)
     html = dynamics(replace(committed, dynamics=few)).html
     assert "3 training images of d at 24 px. Measured on very few images (3), so other images may give" in html
 

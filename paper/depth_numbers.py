@@ -1,4 +1,4 @@
-"""The numbers that decide the paper's claims about depth, each with a 95 % interval over images.
+"""`raptor dynamics` with the numbers that the claims about depth rest on, each with a 95 % interval over images.
 
 Keys read `measure.quantity.group`. A curve is first averaged over the resampled images, then the quantity is taken from
 it. Late means the last third of the layers, early the first third. Differences compare groups on the same images.
@@ -9,51 +9,90 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import stats
-from torch import Tensor
+from sweep import Json, read_config, write_json
+from verdict import read
 
-from raptor.certificate.bootstrap import interval, jackknife_interval, resampled_means
-from raptor.certificate.verdict import Estimate
-from raptor.devices import Ranks, full_precision
-from raptor.dynamics.direction import DirectionResult, GatheringResult
-from raptor.dynamics.dmd import NUMBERS, eigenvalue_numbers
-from raptor.dynamics.modes import ModesResult
-from raptor.dynamics.rank import RankResult
-from raptor.dynamics.stability import StabilityResult, contraction, phase_spans
-from raptor.phases.cut import Phases
-from raptor.phases.partitions import num_partitions, sample_partitions
-from raptor.streaming import ImageMoments
+from raptor import Phases, num_partitions, sample_partitions
+from raptor.commands import dynamics
+from raptor.dynamics import NUMBERS, PooledDMD, contraction, eigenvalue_numbers, fit_dmd, phase_spans
 
 Array = NDArray[np.float64]
-Estimates = dict[str, "ImageEstimate"]
+Estimates = dict[str, Json]
 _NUM_RESAMPLES = 1000
 _NUM_PARTITIONS = 1000  # contiguous partitions that the phases are compared with
+_NUM_FOLDS = 8  # parts of the images whose left-out fits give the interval of a pooled fit
+_LEVEL = 0.95
+_ENDS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
 
 
-@dataclass(frozen=True)
-class ImageEstimate(Estimate):
-    """A number over `num_images` images with the ends of its 95 % interval."""
+@dataclass(kw_only=True)
+class DepthNumbers:
+    """`raptor dynamics` on a model; the numbers behind the claims stand in its dynamics.json under `estimates`."""
 
-    num_images: int = 0
+    model: str
+    """The model."""
+    data: list[str]
+    """The images."""
+    out: str
+    """Folder for dynamics.json and the figures."""
+    weights: str | None = None
+    """A local weight file for the model."""
+    pretrained: bool = True
+    """False measures the same model untrained."""
+    layer_scale: float | None = None
+    """What LayerScale starts from in an untrained model."""
+    size: int | None = None
+    """Side of the images; by default the model's own."""
+    num_images: int = 1024
+    """Images that are measured."""
+    sample_images: int = 64
+    """Images of the costly parts: ranks of updates and perturbations."""
+    num_classes: int = 5
+    """Classes whose basins are measured."""
+    stability: bool = True
+    """Also follow perturbed states."""
+    k: int = 3
+    """Phases, by max-cut."""
+    phases: list[int] | None = None
+    """Phase lengths instead."""
+    seed: int = 0
+    """Of the perturbations, and of the weights of an untrained model."""
+    batch_size: int = 32
+    """Images per batch."""
+    num_workers: int | None = None
+    """Processes that decode images."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
 
 
-def estimate_all(
-    direction: DirectionResult,
-    rank: RankResult,
-    modes: ModesResult,
-    gathering: GatheringResult,
-    stability: StabilityResult | None,
-    phases: Phases | None,
-) -> Estimates:
-    """Every number whose measure still holds single images; numbers about phases only where these are given."""
-    found = _direction(direction, phases) | _rank(rank) | _modes(modes) | _gathering(gathering)
-    if stability is not None:
-        found |= _stability(stability, phases)
-    return found
+def main(config: DepthNumbers) -> Json:
+    # The perturbations are the paper's own, whose size does not follow the state's norm.
+    given = {**vars(config), "eps": [1e-3], "perturbation": "paper", "interventions": False}
+    done: Any = dynamics(given.pop("model"), **given)  # type: ignore[operator]
+    path = done.folder / "dynamics.json"
+    saved = read(path)
+    cut = Phases.from_lengths(done.measured.phases)
+    for side, found in done.measured.sides().items():
+        saved[side]["estimates"] = estimate_all(found, cut)
+    write_json(path, saved)
+    return saved
+
+
+def estimate_all(found: Any, phases: Phases | None) -> Estimates:
+    """Every number of a result of `measure_dynamics`; numbers about phases only where these are given."""
+    estimates = _direction(found.direction, phases) | _rank(found.rank) | _modes(found.modes)
+    estimates |= _gathering(found.gathering)
+    if found.stability is not None:
+        estimates |= _stability(found.stability, phases)
+    # With one phase nothing lies across phases, with phases of one block nothing within.
+    if phases is not None and 1 < len(phases) < phases.num_layers:
+        estimates |= _similarity(found.modes, phases)
+    return estimates
 
 
 class _Resampled:
@@ -62,33 +101,39 @@ class _Resampled:
     def __init__(self, values: Array) -> None:
         self.num_images = len(values)
         flat = values.reshape(len(values), -1)
-        # One NaN would spread through the matrix product to every column, so such columns are put back afterwards.
-        drawn = resampled_means(np.nan_to_num(flat), _NUM_RESAMPLES)
-        drawn[:, np.isnan(flat).any(0)] = np.nan
-        self.means = np.concatenate([flat.mean(0, keepdims=True), drawn]).reshape(-1, *values.shape[1:])
+        rng = np.random.default_rng(0)
+        rows = [flat.mean(0)]
+        for _ in range(_NUM_RESAMPLES):
+            # Counts of each image, so that a resample is a product.
+            counts = np.bincount(rng.integers(self.num_images, size=self.num_images), minlength=self.num_images)
+            rows.append(counts @ np.nan_to_num(flat) / self.num_images)
+        means = np.stack(rows)
+        # One NaN would spread through the product to every column.
+        means[1:, np.isnan(flat).any(0)] = np.nan
+        if self.num_images == 1:
+            means[1:] = np.nan  # all resamples of one image are the same, which says nothing about others
+        self.means = means.reshape(-1, *values.shape[1:])
 
-    def estimate(self, quantity: Array) -> ImageEstimate:
+    def estimate(self, quantity: Array) -> Json:
         """From a quantity of each of `means`, `(1 + R,)`."""
-        drawn = quantity[1:]
-        lower, upper = interval(drawn[np.isfinite(drawn)])
+        drawn = quantity[1:][np.isfinite(quantity[1:])]
+        lower, upper = np.quantile(drawn, _ENDS) if len(drawn) else (np.nan, np.nan)
         return _estimate(quantity[0], lower, upper, self.num_images)
 
     def estimates(self, quantities: dict[str, Array]) -> Estimates:
         return {name: self.estimate(quantity) for name, quantity in quantities.items()}
 
 
-def _estimate(value: float, lower: float, upper: float, num_images: int) -> ImageEstimate:
-    # JSON has no NaN.
-    known: list[float | None] = []
-    for number in (value, lower, upper):
-        known.append(float(number) if np.isfinite(number) else None)
-    return ImageEstimate(known[0], known[1], known[2], num_images)
+def _estimate(value: float, lower: float, upper: float, num_images: int) -> Json:
+    known: Json = {"num_images": num_images}
+    for name, number in (("value", value), ("lower", lower), ("upper", upper)):
+        # JSON has no NaN.
+        known[name] = float(number) if np.isfinite(number) else None
+    return known
 
 
-def _direction(direction: DirectionResult, phases: Phases | None) -> Estimates:
+def _direction(direction: Any, phases: Phases | None) -> Estimates:
     """Norm, gamma and speed of each group, the order of the groups, and the speed against the phases."""
-    if direction.values is None:
-        return {}
     resampled = _Resampled(direction.values)
     found: dict[str, Array] = {}
     # The claims about the order of groups compare gamma over the inner layers, mean speed and late variance.
@@ -176,9 +221,9 @@ def _other_partitions(phases: Phases) -> list[tuple[int, ...]]:
     return partitions
 
 
-def _gathering(gathering: GatheringResult) -> Estimates:
-    if gathering.alignments is None or gathering.towards is None:
-        return {}
+def _gathering(gathering: Any) -> Estimates:
+    if gathering.alignments is None:
+        return {}  # every group has one token
     alignment = _Resampled(gathering.alignments)
     toward = _Resampled(gathering.towards)
     found: Estimates = {}
@@ -191,9 +236,7 @@ def _gathering(gathering: GatheringResult) -> Estimates:
     return found
 
 
-def _stability(stability: StabilityResult, phases: Phases | None) -> Estimates:
-    if stability.angles is None or stability.paths is None:
-        return {}
+def _stability(stability: Any, phases: Phases | None) -> Estimates:
     last = _Resampled(stability.angles)
     paths = _Resampled(stability.paths)
     layers = np.array(stability.layers, dtype=float)
@@ -241,9 +284,7 @@ def _line(x: Array, y: Array) -> tuple[Array, Array]:
         return slope, slope**2 * (centred @ centred) / (spread**2).sum(1)
 
 
-def _rank(rank: RankResult) -> Estimates:
-    if rank.values is None:
-        return {}
+def _rank(rank: Any) -> Estimates:
     resampled = _Resampled(rank.values)
     third = max(1, rank.values.shape[3] // 3)
     found: dict[str, Array] = {}
@@ -260,59 +301,72 @@ def _rank(rank: RankResult) -> Estimates:
     return resampled.estimates(found)
 
 
-def _modes(modes: ModesResult) -> Estimates:
+def _modes(modes: Any) -> Estimates:
     """Numbers of the eigenvalues (at the paper's ratio, pooled, at rank 10) and of the singular values."""
     # "all" tokens are nearly the patches and would blur the order of the groups.
     named = {name: group for name, group in modes.groups.items() if name != "all" or len(modes.groups) == 1}
     groups = list(named)
-    parts = list(named.values())
-    found: Estimates = {}
-    ratios = []
     per_image = []
-    folds = []
-    fits = []
-    # Values of single images are not saved: a result that was read from its file has none of them.
-    for part in parts:
-        if part.ratio is not None:
-            ratios.append(part.ratio)
-            if part.ratio.values is not None:
-                per_image.append(part.ratio.values)
-            if part.ratio.folds is not None:
-                folds.append(part.ratio.folds)
-        if part.fits is not None:
-            fits.append(part.fits)
-    if len(per_image) == len(parts):
-        resampled = _Resampled(np.stack(per_image, 1))
-        found |= _compared("dmd.ratio", groups, resampled.means, resampled.estimate)
-        if len(folds) == len(parts):
-            num_images = parts[0].pooled.reconstruction_error.num_images
-
-            def estimate_pooled(quantity: Array) -> ImageEstimate:
-                # There is one pooled fit, which images cannot be drawn for cheaply: a jackknife over its parts instead.
-                lower, upper = jackknife_interval(quantity[0], quantity[1:])
-                return _estimate(quantity[0], lower, upper, num_images)
-
-            whole = np.array([[ratio.pooled[name] for name in NUMBERS] for ratio in ratios])
-            with_folds = np.concatenate([whole[None], np.stack(folds, 1)])
-            found |= _compared("dmd.pooled", groups, with_folds, estimate_pooled)
-    if len(fits) == len(parts):
-        resampled = _Resampled(np.stack([eigenvalue_numbers(fit.eigenvalues) for fit in fits], 1))
-        found |= _compared("dmd.rank10", groups, resampled.means, resampled.estimate)
+    pooled = []
+    at_rank = []
+    spectra = []
+    for group in named.values():
+        x_nld = group.trajectories
+        per_image.append(eigenvalue_numbers(fit_dmd(x_nld, group.ratio.rank).eigenvalues))
+        whole = np.array([[group.ratio.pooled[name] for name in NUMBERS]])
+        pooled.append(np.concatenate([whole, _left_out(x_nld, group.ratio.rank)]))
+        fit = fit_dmd(x_nld, group.rank)
+        at_rank.append(eigenvalue_numbers(fit.eigenvalues))
         # exp of the entropy of the shares counts singular values; a slow decay gives a large number.
-        shares = [fit.singular_values / fit.singular_values.sum(1, keepdims=True) for fit in fits]
-        resampled = _Resampled(np.exp(stats.entropy(np.stack(shares, 1), axis=-1)))
-        for i, g in enumerate(groups):
-            found[f"dmd.singular.{g}"] = resampled.estimate(resampled.means[:, i])
-        for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
-            difference = _minus_others(resampled.means, groups, g, extreme)
-            if difference is not None:
-                found[f"dmd.singular.{g}_minus_{name}_other"] = resampled.estimate(difference)
+        spectra.append(np.exp(stats.entropy(fit.singular_values, axis=-1)))
+    num_images = next(iter(named.values())).pooled.reconstruction_error.num_images
+
+    def estimate_pooled(quantity: Array) -> Json:
+        # There is one pooled fit, which images cannot be drawn for cheaply: a jackknife over its parts instead.
+        lower, upper = jackknife_interval(quantity[0], quantity[1:])
+        return _estimate(quantity[0], lower, upper, num_images)
+
+    resampled = _Resampled(np.stack(per_image, 1))
+    found = _compared("dmd.ratio", groups, resampled.means, resampled.estimate)
+    if num_images > 1:
+        found |= _compared("dmd.pooled", groups, np.stack(pooled, 1), estimate_pooled)
+    resampled = _Resampled(np.stack(at_rank, 1))
+    found |= _compared("dmd.rank10", groups, resampled.means, resampled.estimate)
+    resampled = _Resampled(np.stack(spectra, 1))
+    for i, g in enumerate(groups):
+        found[f"dmd.singular.{g}"] = resampled.estimate(resampled.means[:, i])
+    for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
+        difference = _minus_others(resampled.means, groups, g, extreme)
+        if difference is not None:
+            found[f"dmd.singular.{g}_minus_{name}_other"] = resampled.estimate(difference)
     return found
 
 
-def _compared(
-    prefix: str, groups: Sequence[str], numbers: Array, estimate: Callable[[Array], ImageEstimate]
-) -> Estimates:
+def _left_out(x_nld: Any, rank: int) -> Array:
+    """Numbers of pooled fits without each part of the trajectories, `(parts, 5)`; none of fewer than two of them."""
+    num = len(x_nld)
+    numbers = np.empty((0, len(NUMBERS)))
+    if num < 2:
+        return numbers
+    # Every eighth trajectory is a part: images that follow each other may be alike, and a block of them would bias it.
+    parts = np.arange(num) % min(_NUM_FOLDS, num)
+    for left_out in np.unique(parts):
+        pooled = PooledDMD()
+        pooled.update(x_nld[parts != left_out])
+        numbers = np.concatenate([numbers, eigenvalue_numbers(pooled.fit(rank).eigenvalues)[None]])
+    return numbers
+
+
+def jackknife_interval(value: float, left_out: Array) -> tuple[float, float]:
+    """The interval of a value by Student's t, from the values without each of several equal parts of the images."""
+    num = len(left_out)
+    error = np.sqrt((num - 1) / num * ((left_out - left_out.mean()) ** 2).sum())
+    # The parts are few, and the normal quantile would make the interval too narrow.
+    half = stats.t.ppf(_ENDS[1], num - 1) * error
+    return value - half, value + half
+
+
+def _compared(prefix: str, groups: Sequence[str], numbers: Array, estimate: Callable[[Array], Json]) -> Estimates:
     """The numbers `(R, G, 5)` of each group, and the differences that the paper's order of groups is about."""
     found: Estimates = {}
     for i, g in enumerate(groups):
@@ -337,38 +391,24 @@ def _minus_others(values: Array, groups: Sequence[str], group: str, extreme: Cal
     return values[:, groups.index(group)] - extreme(values[:, others], axis=1)
 
 
-class BlockContrast:
-    """Layer-layer similarity of each image (cls and mean patch).
+def _similarity(modes: Any, phases: Phases) -> Estimates:
+    """Layer-layer similarity (cls and mean patch) within phases minus across them, within them, and of all pairs."""
+    cosines = []
+    for name in ("cls", "patches"):
+        if name in modes.groups:
+            x_nld = modes.groups[name].trajectories[:, 1:].double().numpy()
+            cosines.append(x_nld @ x_nld.swapaxes(1, 2))
+    cosine_nll = np.mean(cosines, axis=0)
+    same = phases.same_phase()
+    pairs = ~np.eye(len(same), dtype=bool)
+    within_n = cosine_nll[:, same & pairs].mean(1)
+    values = np.stack([within_n - cosine_nll[:, ~same].mean(1), within_n, cosine_nll[:, pairs].mean(1)], 1)
+    resampled = _Resampled(values)
+    found: Estimates = {}
+    for q, name in enumerate(("within_minus_across", "within_phases", "all_pairs")):
+        found[f"similarity.{name}"] = resampled.estimate(resampled.means[:, q])
+    return found
 
-    Three numbers: its mean within phases, its mean over all pairs of layers, and its mean within phases minus its mean
-    across them.
-    """
 
-    def __init__(self, phases: Phases) -> None:
-        layers = torch.tensor([phases.phase_of(layer) for layer in range(1, phases.num_layers + 1)])
-        same = (layers[:, None] == layers).fill_diagonal_(False)
-        other = layers[:, None] != layers
-        pairs = same | other
-        within = same / same.sum()
-        across = other / other.sum()
-        self._weight_qll = torch.stack([within - across, within, pairs / pairs.sum()])
-        self._moments = ImageMoments()
-
-    @torch.no_grad()
-    def update(self, means: dict[str, Tensor], places: Sequence[int] | None = None) -> None:
-        """Add unit group means `(B, L+1, D)` of the images at `places` of the stream."""
-        pooled = [means[name][:, 1:] for name in ("cls", "patches") if name in means]
-        with full_precision(pooled[0].device):
-            cosine_bll = torch.stack([x @ x.mT for x in pooled]).mean(0)
-        self._weight_qll = self._weight_qll.to(cosine_bll, non_blocking=True)
-        self._moments.update(torch.einsum("bij,qij->bq", cosine_bll, self._weight_qll), places)
-
-    def reduce(self, ranks: Ranks) -> None:
-        self._moments.reduce(ranks)
-
-    def result(self) -> Estimates:
-        resampled = _Resampled(self._moments.kept())
-        found: Estimates = {}
-        for q, name in enumerate(("within_minus_across", "within_phases", "all_pairs")):
-            found[f"similarity.{name}"] = resampled.estimate(resampled.means[:, q])
-        return found
+if __name__ == "__main__":
+    main(read_config(DepthNumbers))
