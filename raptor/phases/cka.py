@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from raptor.devices import Ranks
 from raptor.vit.groups import POOLED, TokenGroups
-from raptor.vit.trajectory import check_states, double, pool_layers
+from raptor.vit.trajectory import double
 
 
 class LinearCKA:
@@ -20,45 +18,35 @@ class LinearCKA:
     `features`: `cls`, `patches` (the mean patch) or `both` (concatenated; whichever the model has). HSIC is averaged
     over batches, weighted by their number of images, and the ratio is taken at the end. Each batch's HSIC is unbiased
     and its variance falls as one over its number of images, so these weights give the least variance: a short last
-    batch gets less weight. The estimator needs 4 images: a smaller batch is skipped and counted in
-    `num_skipped_images`. All this assumes batches drawn at random (`iterate(..., shuffle=True)`): with one class per
-    batch it would be CKA within classes. The value depends a little on the batch size, so state it.
+    batch gets less weight. The estimator needs 4 images: a smaller batch is skipped. All this assumes batches drawn at
+    random (`iterate(..., shuffle=True)`): with one class per batch it would be CKA within classes. The value depends a
+    little on the batch size, so state it.
     """
 
-    def __init__(self, num_layers: int, groups: TokenGroups, features: str = "both") -> None:
+    def __init__(self, groups: TokenGroups, features: str = "both") -> None:
         if features not in (*POOLED, "both"):
             raise ValueError(f"unknown CKA features {features!r}: choose from cls, patches, both")
-        present = [name for name, _ in groups.present() if name in POOLED and features in (name, "both")]
-        if not present:
+        self.names = [name for name, _ in groups.present() if name in POOLED and features in (name, "both")]
+        if not self.names:
             raise ValueError(f"this model has no tokens for CKA features {features!r}: choose another group")
-        self.num_layers = num_layers
-        self.groups = groups
-        self.names = present
         self.num_images = 0
-        self.num_skipped_images = 0
         self._hsic_ll = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
-    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None) -> None:
-        """Add a batch; `pooled` is `pool_layers(states, groups)` if known."""
-        check_states(states, self.num_layers, self.groups.num_tokens)
-        # The unbiased estimator divides by n - 3.
-        if len(states[0]) < 4:
-            self.num_skipped_images += len(states[0])
-            return
-        if pooled is None:
-            pooled = pool_layers(states, self.groups)
+    def update(self, pooled: dict[str, Tensor]) -> None:
+        """Add a batch of `pool_layers(states, groups)`."""
         # Side by side, so that cls and mean patch count by their own variance.
         features_bld = torch.cat([pooled[name] for name in self.names], dim=2)
-        hsic_ll = _unbiased_hsic(double(features_bld).transpose(0, 1))
-        self._hsic_ll = self._hsic_ll + len(states[0]) * hsic_ll
-        self.num_images += len(states[0])
+        num = len(features_bld)
+        # The unbiased estimator divides by n - 3.
+        if num >= 4:
+            self._hsic_ll = self._hsic_ll + num * _unbiased_hsic(double(features_bld).transpose(0, 1))
+            self.num_images += num
 
     def reduce(self, ranks: Ranks) -> None:
         """Merge the batches of all ranks."""
         self._hsic_ll = ranks.sum(self._hsic_ll)
         self.num_images = sum(ranks.gather(self.num_images))
-        self.num_skipped_images = sum(ranks.gather(self.num_skipped_images))
 
     def result(self) -> NDArray[np.float64]:
         """(L, L)."""

@@ -126,15 +126,10 @@ def within_and_across(matrix: ArrayLike, phases: Sequence[int]) -> tuple[float |
     """
     matrix = np.asarray(matrix)
     same = Phases.from_lengths(phases).same_phase()
-    within = matrix[same & ~np.eye(len(same), dtype=bool)]
-    across = matrix[~same]
-    return _mean(within), _mean(across)
-
-
-def _mean(values: NDArray[np.float64]) -> float | None:
-    if values.size == 0:
-        return None
-    return float(np.mean(values))
+    means: list[float | None] = []
+    for values in (matrix[same & ~np.eye(len(same), dtype=bool)], matrix[~same]):
+        means.append(float(np.mean(values)) if values.size else None)
+    return means[0], means[1]
 
 
 # Cutting --------------------------------------------------------------------------------------------------------------
@@ -157,26 +152,23 @@ def find_phases(
     matrix = _check_similarity(similarity)
     min_length = shortest_phase(method, min_length)
     check_counts(len(matrix), k, min_length)
-    check_score(score)
+    if score not in _SCORES:
+        raise ValueError(f"unknown score {score!r}: choose from {', '.join(_SCORES)}")
     if method == "function":
         raise ValueError("method function cuts replacement costs, not a similarity: use cut_by_function")
     if method == "dp":
         score_se = _segment_scores(matrix, score, min_length)
         edges = best_partition(score_se, k, _tie_tolerance(matrix))
         scores = tuple(float(score_se[start, end]) for start, end in pairwise(edges))
-        return Phases(_lengths(edges), scores, "dp")
+        return Phases(tuple(np.diff(edges).tolist()), scores, "dp")
     edges, gains = _max_cut(matrix, k, min_length)
-    phases = Phases(_lengths(edges), gains, "maxcut")
+    phases = Phases(tuple(np.diff(edges).tolist()), gains, "maxcut")
     if phases.k < k:
         raise ValueError(
             f"max-cut stops at {phases}: no phase can be cut again with min_length={min_length}; "
             f"lower k={k} or min_length, or use method='dp'"
         )
     return phases
-
-
-def _lengths(edges: Sequence[int]) -> tuple[int, ...]:
-    return tuple(end - start for start, end in pairwise(edges))
 
 
 def _max_cut(matrix: Array, k: int, min_length: int) -> tuple[list[int], tuple[float, ...]]:
@@ -296,24 +288,14 @@ def choose_k(similarity: ArrayLike, max_k: int | None = None, min_length: int = 
 # What can be cut ------------------------------------------------------------------------------------------------------
 
 
-def shortest_phase(method: str, min_length: int | None) -> int:
+def shortest_phase(method: str, min_length: int | None = None) -> int:
     """The given `min_length`, or the method's own where it is None."""
     if method not in _METHODS:
         raise ValueError(f"unknown method {method!r}: choose from {', '.join(_METHODS)}")
-    if min_length is not None:
-        return min_length
-    # The scores of dp are sums per layer of a phase, which phases of a single layer would maximise.
-    return 2 if method == "dp" else 1
-
-
-def most_cuts(num_layers: int, min_length: int) -> int:
-    """The largest k that max-cut reaches whatever the similarity is: a phase of 2 `min_length` - 1 cannot be cut."""
-    return -(-num_layers // (2 * min_length - 1))
-
-
-def check_score(score: str) -> None:
-    if score not in _SCORES:
-        raise ValueError(f"unknown score {score!r}: choose from {', '.join(_SCORES)}")
+    if min_length is None:
+        # The scores of dp are sums per layer of a phase, which phases of a single layer would maximise.
+        min_length = 2 if method == "dp" else 1
+    return min_length
 
 
 def check_counts(num_layers: int, k: int, min_length: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from raptor.phases.cut import ChosenK, Phases, choose_k, find_phases, most_cuts, within_and_across
+from raptor.phases.cut import Phases, choose_k, find_phases, within_and_across
 from raptor.phases.similarity import Blocks
 from raptor.streaming import Array, Record
 
@@ -83,10 +83,8 @@ def no_structure(k: int, cut: CutEvidence, similarity: Array) -> str:
 class Evidence:
     """What cuts of one matrix are compared with: resamples over images, and matrices without phases."""
 
-    def __init__(self, matrix: Array, blocks: Blocks | None, twin: Array | None, min_length: int) -> None:
+    def __init__(self, matrix: Array, blocks: Blocks | None = None, twin: Array | None = None) -> None:
         self.matrix = matrix
-        self.twin = twin
-        self.min_length = min_length
         num = len(matrix)
         self.resampled = np.empty((0, num, num))
         if blocks is not None and len(blocks.sizes) > 1:
@@ -96,63 +94,50 @@ class Evidence:
         for _ in range(NUM_RESAMPLES):
             order = rng.permutation(num)
             shuffled.append(matrix[np.ix_(order, order)])
-        self.shuffled = np.stack(shuffled)
-        self.smooth = smooth_matrix(matrix)
+        self.nulls = {"shuffled": np.stack(shuffled), "smooth": smooth_matrix(matrix)[None]}
+        if twin is not None:
+            self.nulls["twin"] = twin[None]
 
-    def of(
-        self, phases: Phases, method: str = "maxcut", score: str = "weighted", min_length: int | None = None
-    ) -> CutEvidence:
-        """The evidence of `phases`, which were found with these options; every other matrix is cut in the same way."""
-
-        def cut(matrix: Array) -> Phases:
-            return find_phases(matrix, phases.k, method, score, min_length)
-
-        # Each matrix is cut anew, because boundaries that follow the noise give some contrast in any matrix.
-        found = CutEvidence(contrast=_contrast(self.matrix, phases), smooth=_contrast(self.smooth, cut(self.smooth)))
-        if self.twin is not None:
-            found.twin = _contrast(self.twin, cut(self.twin))
+    def of(self, phases: Phases) -> CutEvidence:
+        """The evidence of `phases`, which are of max-cut or of the dynamic programme."""
+        contrasts: dict[str, list[float]] = {}
+        for name, matrices in self.nulls.items():
+            contrasts[name] = []
+            for matrix in matrices:
+                # Cut anew, because boundaries that follow the noise give some contrast in any matrix.
+                contrast = _contrast(matrix, find_phases(matrix, phases.k, phases.method))
+                # A cut into single layers has no pairs within a phase, and so no contrast.
+                if contrast is not None:
+                    contrasts[name].append(contrast)
+        found = CutEvidence(
+            contrast=_contrast(self.matrix, phases),
+            smooth=next(iter(contrasts["smooth"]), None),
+            twin=next(iter(contrasts.get("twin", [])), None),
+        )
         if len(self.resampled):
-            recut = [cut(matrix) for matrix in self.resampled]
+            recut = [find_phases(matrix, phases.k, phases.method) for matrix in self.resampled]
             found.boundaries, found.stability = boundary_intervals(phases, recut)
-            if found.contrast is not None:
-                # Of the same phases: how sure their contrast is, not how good the best cut of each resample is.
-                contrasts = np.array([_contrast(matrix, phases) for matrix in self.resampled], dtype=np.float64)
-                lower, upper = np.quantile(contrasts, _ENDS)
-                found.interval = (float(lower), float(upper))
-        if found.contrast is not None:
-            self._add_shuffled(found, cut)
+        if found.contrast is not None and len(self.resampled):
+            # Of the same phases: how sure their contrast is, not how good the best cut of each resample is.
+            same = np.array([_contrast(matrix, phases) for matrix in self.resampled], dtype=np.float64)
+            lower, upper = np.quantile(same, _ENDS)
+            found.interval = (float(lower), float(upper))
+        if found.contrast is not None and contrasts["shuffled"]:
+            found.shuffled = float(np.mean(contrasts["shuffled"]))
+            found.shuffled_upper = float(np.quantile(contrasts["shuffled"], 0.95))
         return found
-
-    def _add_shuffled(self, found: CutEvidence, cut: Callable[[Array], Phases]) -> None:
-        contrasts = []
-        for matrix in self.shuffled:
-            # A cut into single layers has no pairs within a phase, and so no contrast.
-            contrast = _contrast(matrix, cut(matrix))
-            if contrast is not None:
-                contrasts.append(contrast)
-        if contrasts:
-            found.shuffled = float(np.mean(contrasts))
-            found.shuffled_upper = float(np.quantile(contrasts, 0.95))
-
-    def choose(self, matrix: Array) -> ChosenK:
-        """The k that `matrix` suggests, among those that every matrix of its size has room for."""
-        return choose_k(matrix, most_cuts(len(matrix), self.min_length), self.min_length)
 
     def k_shares(self) -> dict[int, float]:
         """The share of resamples that suggest each k."""
-        ks = [self.choose(matrix).k for matrix in self.resampled]
+        ks = [choose_k(matrix).k for matrix in self.resampled]
         return {k: ks.count(k) / len(ks) for k in sorted(set(ks))}
 
     def null_gains(self) -> dict[str, list[float]]:
         """The mean gain of each further cut, for each kind of matrix without phases."""
-        nulls = {"shuffled": self.shuffled[:_NUM_GAINS], "smooth": self.smooth[None]}
-        if self.twin is not None:
-            nulls["twin"] = self.twin[None]
         found = {}
-        for name, matrices in nulls.items():
-            rows = [self.choose(matrix).gains for matrix in matrices]
-            num_cuts = min(len(gains) for gains in rows)  # every matrix has this many
-            found[name] = np.mean([gains[:num_cuts] for gains in rows], axis=0).tolist()
+        for name, matrices in self.nulls.items():
+            rows = [choose_k(matrix).gains for matrix in matrices[:_NUM_GAINS]]
+            found[name] = np.mean(rows, axis=0).tolist()
         return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import permutations
 from typing import Literal
 
 import numpy as np
@@ -73,22 +73,34 @@ def measure_replacement(
     """
     costs: dict[Part, list[Tensor]] = {part: [] for part in parts}
     agreements: dict[Part, list[Tensor]] = {part: [] for part in parts}
+    pairs = list(permutations(range(1, vit.num_layers + 1), 2))
     with Progress(f"replacing blocks of {vit.name}", None, "replacements") as bar:
-        num_each = len(parts) * vit.num_layers * (vit.num_layers - 1)
         # Known only here: whoever makes the stream decides how many batches it has.
-        bar.total = num_each * len(batches)  # type: ignore[arg-type]
+        bar.total = len(parts) * len(pairs) * len(batches)  # type: ignore[arg-type]
         for batch in batches:
             images = batch.images.to(vit.device, non_blocking=True)
             with autocast(precision, vit.device):
                 a_0, context = vit.embed(images)
                 states = vit.unroll(a_0, context)
+                original = _outcome(vit, states[-1])
                 for part in parts:
-                    cost_bll, agrees_bll = _replace_all(vit, states, context, part, bar)
+                    # A block in its own place changes nothing.
+                    cost_bll = torch.zeros(len(images), vit.num_layers, vit.num_layers, dtype=torch.float64)
+                    agrees_bll = torch.ones_like(cost_bll)
+                    for layer, other in pairs:
+                        altered = _outcome(vit, _run_replaced(vit, states[layer - 1], context, layer, other, part))
+                        if vit.num_classes:
+                            cost_b = _divergence(original, altered)
+                            agrees_bll[:, layer - 1, other - 1] = (original.argmax(-1) == altered.argmax(-1)).double()
+                        else:
+                            cost_b = (altered - original).flatten(1).norm(dim=1) / original.flatten(1).norm(dim=1)
+                        cost_bll[:, layer - 1, other - 1] = cost_b
+                        bar.advance()
                     costs[part].append(cost_bll)
                     agreements[part].append(agrees_bll)
     found: dict[Part, Replacement] = {}
     for part in parts:
-        image_cost = torch.cat(costs[part]).cpu().numpy()
+        image_cost = torch.cat(costs[part]).numpy()
         bad = np.argwhere(~np.isfinite(image_cost))
         if len(bad):
             _, row, column = bad[0]
@@ -96,42 +108,11 @@ def measure_replacement(
                 f"{vit.name} with block {row + 1} replaced by block {column + 1} gives an output that is not finite: "
                 "check its weights, or use --precision fp32"
             )
-        found[part] = Replacement(
-            cost=image_cost.mean(0),
-            agreement=None,
-            measure="error",
-            num_images=len(image_cost),
-            image_cost=image_cost,
-        )
+        found[part] = Replacement(image_cost.mean(0), None, "error", len(image_cost), image_cost)
         if vit.num_classes:
             found[part].measure = "kl"
-            found[part].agreement = torch.cat(agreements[part]).mean(0).cpu().numpy()
+            found[part].agreement = torch.cat(agreements[part]).mean(0).numpy()
     return found
-
-
-def _replace_all(
-    vit: ViT, states: Sequence[Tensor], context: Context, part: Part, bar: Progress
-) -> tuple[Tensor, Tensor]:
-    """For each image of a batch, the cost of every replacement and whether its class stays the same: (B, L, L) each."""
-    num_layers = vit.num_layers
-    cost_bll = torch.zeros(len(states[0]), num_layers, num_layers, dtype=torch.float64)
-    agrees_bll = torch.ones_like(cost_bll)
-    original = _outcome(vit, states[-1])
-    for layer in range(1, num_layers + 1):
-        for other in range(1, num_layers + 1):
-            # A block in its own place changes nothing.
-            if layer == other:
-                continue
-            last_btd = _run_replaced(vit, states[layer - 1], context, layer, other, part)
-            altered = _outcome(vit, last_btd)
-            if vit.num_classes:
-                cost_bll[:, layer - 1, other - 1] = _divergence(original, altered)
-                agrees_bll[:, layer - 1, other - 1] = (original.argmax(-1) == altered.argmax(-1)).double()
-            else:
-                error_b = (altered - original).flatten(1).norm(dim=1)
-                cost_bll[:, layer - 1, other - 1] = error_b / original.flatten(1).norm(dim=1)
-            bar.advance()
-    return cost_bll, agrees_bll
 
 
 def _outcome(vit: ViT, last_btd: Tensor) -> Tensor:
@@ -209,7 +190,7 @@ def _divergence(original_bc: Tensor, altered_bc: Tensor) -> Tensor:
 # Cutting --------------------------------------------------------------------------------------------------------------
 
 
-def cut_by_function(cost: Array, k: int, min_length: int | None = None, max_length: int | None = None) -> Phases:
+def cut_by_function(cost: Array, k: int, min_length: int = 1, max_length: int | None = None) -> Phases:
     """The exact partition into `k` contiguous phases of least cost, by dynamic programming.
 
     The cost of a phase is the sum of the costs of replacing its blocks by one representative, the best of the phase.
@@ -217,12 +198,11 @@ def cut_by_function(cost: Array, k: int, min_length: int | None = None, max_leng
 
     Args:
         cost: (L, L), see `Replacement`.
-        min_length, max_length: shortest and longest phase allowed; by default 1 and any.
+        min_length, max_length: shortest and longest phase allowed; by default any.
     """
     num_layers = len(cost)
-    shortest = 1 if min_length is None else min_length
-    longest = num_layers if max_length is None else max_length
-    check_counts(num_layers, k, shortest)
+    longest = max_length or num_layers
+    check_counts(num_layers, k, min_length)
     if k * longest < num_layers:
         raise ValueError(f"{k} phases of at most {longest} blocks are fewer than {num_layers}: give a larger --k")
     cost_se = np.full((num_layers + 1, num_layers + 1), np.inf)  # of a phase of the blocks s+1..e
@@ -231,10 +211,10 @@ def cut_by_function(cost: Array, k: int, min_length: int | None = None, max_leng
             cost_se[start, end] = cost[start:end, start:end].sum(axis=0).min()
     length_se = segment_lengths(num_layers)
     # Costs are negated, because the dynamic programme looks for the largest sum.
-    is_allowed = (length_se >= shortest) & (length_se <= longest)
+    is_allowed = (length_se >= min_length) & (length_se <= longest)
     score_se = np.where(is_allowed, -cost_se, -np.inf)
     edges = best_partition(score_se, k, tolerance=1e-12 * float(np.abs(cost).max()))
-    return with_representatives(cost, Phases(tuple(end - start for start, end in pairwise(edges)), method="function"))
+    return with_representatives(cost, Phases(tuple(np.diff(edges).tolist()), method="function"))
 
 
 def with_representatives(cost: Array, phases: Phases) -> Phases:
@@ -250,11 +230,11 @@ def with_representatives(cost: Array, phases: Phases) -> Phases:
     return Phases(phases.lengths, tuple(costs), phases.method, tuple(representatives))
 
 
-def function_evidence(found: Replacement, phases: Phases, min_length: int | None = None) -> CutEvidence:
+def function_evidence(found: Replacement, phases: Phases) -> CutEvidence:
     """How sure the boundaries of a cut by function are over resampled images, and what other partitions cost."""
     evidence = CutEvidence(cost=sum(phases.scores), random_cost=mean_cost(found.cost, phases))
     if found.num_images > 1:
-        recut = [cut_by_function(cost, phases.k, min_length) for cost in found.resampled()]
+        recut = [cut_by_function(cost, phases.k) for cost in found.resampled()]
         evidence.boundaries, evidence.stability = boundary_intervals(phases, recut)
     return evidence
 
@@ -262,7 +242,5 @@ def function_evidence(found: Replacement, phases: Phases, min_length: int | None
 def mean_cost(cost: Array, phases: Phases) -> float:
     """The mean cost of contiguous partitions into as many phases: of all, or of a sample where there are many."""
     num = min(num_partitions(phases.num_layers, phases.k), _NUM_RANDOM)
-    costs = []
-    for drawn in sample_partitions(phases.num_layers, phases.k, num):
-        costs.append(sum(with_representatives(cost, drawn).scores))
-    return float(np.mean(costs))
+    drawn = sample_partitions(phases.num_layers, phases.k, num)
+    return float(np.mean([sum(with_representatives(cost, one).scores) for one in drawn]))

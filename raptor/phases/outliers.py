@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raptor.devices import Ranks
 from raptor.streaming import Array, Record
-from raptor.vit.trajectory import check_states, double, float_type
+from raptor.vit.trajectory import double, float_type
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Outliers(Record):
 class OutlierShares:
     """Accumulates the energy of coordinates and tokens for `Outliers`."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.num_layers = num_layers
+    def __init__(self) -> None:
         self._coordinate_ld = torch.zeros((), dtype=torch.float64)
         self._token_l = torch.zeros((), dtype=torch.float64)
         self._num_tokens = 0
@@ -39,7 +38,6 @@ class OutlierShares:
     @torch.no_grad()
     def update(self, states: Sequence[Tensor], energy_btl: Tensor | None = None) -> None:
         """Add a batch; `energy_btl`, the tokens' squared norms (B, T, L), if known."""
-        check_states(states, self.num_layers)
         if energy_btl is None:
             norms = [torch.linalg.vector_norm(x, dim=2, dtype=float_type(x)) for x in states[1:]]
             energy_btl = torch.stack(norms, dim=2).square()

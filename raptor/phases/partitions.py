@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -16,13 +16,16 @@ _LISTED = 10_000  # so many partitions are written out before some are drawn
 def num_partitions(num_layers: int, k: int, min_length: int = 1) -> int:
     """The number of ways to cut L layers into k phases of at least `min_length`."""
     check_counts(num_layers, k, min_length)
-    return comb(_num_places(num_layers, k, min_length), k - 1)
+    return comb(num_layers - k * (min_length - 1) - 1, k - 1)
 
 
 def random_phases(num_layers: int, k: int, min_length: int = 1, seed: int = 0) -> Phases:
     """One contiguous partition, uniform over the compositions of L into k parts of at least `min_length`."""
     check_counts(num_layers, k, min_length)
-    return _draw(np.random.default_rng(seed), num_layers, k, min_length)
+    # Phases of at least 1 among fewer layers; then each gets the rest of its least length.
+    rest = min_length - 1
+    drawn = _draw(np.random.default_rng(seed), num_layers - k * rest, k)
+    return Phases(tuple(n + rest for n in drawn.lengths), method="random")
 
 
 def sample_partitions(
@@ -45,34 +48,27 @@ def sample_partitions(
     # Where few are left, drawing until a new one comes could take for ever.
     if total <= max(_LISTED, 2 * (count + len(excluded))):
         left = []
-        for bars in combinations(range(num_layers - 1), k - 1):
-            phases = _from_bars(bars, num_layers, k, 1)
+        for cuts in combinations(range(1, num_layers), k - 1):
+            phases = _cut_at(cuts, num_layers)
             if phases not in excluded:
                 left.append(phases)
         return [left[i] for i in rng.choice(len(left), count, replace=False)]
     drawn: dict[Phases, None] = {}  # a set that keeps the order
     # So many partitions are left that a drawn one is nearly always new.
     while len(drawn) < count:
-        phases = _draw(rng, num_layers, k, 1)
+        phases = _draw(rng, num_layers, k)
         if phases not in excluded:
             drawn[phases] = None
     return list(drawn)
 
 
-def _num_places(num_layers: int, k: int, min_length: int) -> int:
-    """Places for stars and bars: the layers left once every phase has its `min_length`, and k-1 bars."""
-    return num_layers - k * min_length + k - 1
+def _draw(rng: np.random.Generator, num_layers: int, k: int) -> Phases:
+    """k - 1 of the L - 1 places between two layers, each choice as likely as any other."""
+    cuts: list[int] = []
+    if k > 1:
+        cuts = sorted((rng.choice(num_layers - 1, k - 1, replace=False) + 1).tolist())
+    return _cut_at(cuts, num_layers)
 
 
-def _draw(rng: np.random.Generator, num_layers: int, k: int, min_length: int) -> Phases:
-    if k == 1:
-        return _from_bars((), num_layers, k, min_length)
-    bars = rng.choice(_num_places(num_layers, k, min_length), k - 1, replace=False)
-    return _from_bars(sorted(int(bar) for bar in bars), num_layers, k, min_length)
-
-
-def _from_bars(bars: Sequence[int], num_layers: int, k: int, min_length: int) -> Phases:
-    """The partition of k-1 bars among the places."""
-    # The stars between two bars are the layers of a phase beyond its least length.
-    edges = [-1, *bars, _num_places(num_layers, k, min_length)]
-    return Phases(tuple(end - start - 1 + min_length for start, end in pairwise(edges)), method="random")
+def _cut_at(cuts: Sequence[int], num_layers: int) -> Phases:
+    return Phases(tuple(np.diff([0, *cuts, num_layers]).tolist()), method="random")

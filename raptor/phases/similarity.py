@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,39 +87,42 @@ class CosineSimilarity:
         self._block_sizes = np.zeros(NUM_BLOCKS, dtype=np.int64)
 
     @torch.no_grad()
-    def update(
-        self, states: Sequence[Tensor], pooled: dict[str, Tensor] | None = None, start: int | None = None
-    ) -> Tensor:
+    def update(self, states: Sequence[Tensor], pooled: dict[str, Tensor], start: int | None = None) -> Tensor:
         """Add a batch; returns the squared norms of its tokens, (B, T, L).
 
-        pooled: from `pool_layers`, if known. start: the number of images before the batch; by default the number seen.
+        pooled: from `pool_layers`. start: the number of images before the batch; by default the number seen.
         """
-        check_states(states, self.num_layers, self.groups.num_tokens)
         if start is None:
             start = self.num_images
-        if pooled is None:
-            pooled = pool_layers(states, self.groups)
         # The block of an image follows from its place in the stream, whichever rank has it.
         block_b = (torch.arange(len(states[0])) + start) % NUM_BLOCKS
         self._block_sizes += np.bincount(block_b.numpy(), minlength=NUM_BLOCKS)
-        gram_btll = torch.cat([_gram(self._standardise(x_btld)) for x_btld in _chunks(states)])
-        cosine_btll, energy_btl = _cosines(gram_btll)
+        grams = []
+        for x_btld in _chunks(states):
+            grams.append(_gram(x_btld if self.statistics is None else self.statistics.standardise(x_btld)))
+        cosine_btll, energy_btl = _cosines(torch.cat(grams))
         # Token by token: every group can be read off at the end. Over batches in float64, because float32 sums of
         # thousands of batches lose digits.
         self._token_tll = self._token_tll + double(cosine_btll.sum(0))
-        self._bad.watch_input(states[0])
-        self._bad.watch(energy_btl.flatten(0, 1))
+        kept_bll: Tensor | None = None
         if self.blocks_of not in (None, "pooled"):
             where = dict(self.groups.present()).get(str(self.blocks_of), slice(None))
-            self._deal_out(cosine_btll[:, where].mean(1), block_b)
+            kept_bll = double(cosine_btll[:, where].mean(1))
+        energies = [energy_btl.flatten(0, 1)]
         for x_bld in pooled.values():
-            cosine_bll, energy_bl = _cosines(_gram(self._standardise(x_bld)))
+            vectors = x_bld if self.statistics is None else self.statistics.standardise(x_bld)
+            cosine_bll, energy_bl = _cosines(_gram(vectors))
             self._pooled_ll = self._pooled_ll + double(cosine_bll.sum(0))
-            self._bad.watch(energy_bl)
+            energies.append(energy_bl)
             if self.blocks_of == "pooled":
-                self._deal_out(cosine_bll / len(pooled), block_b)
+                share_bll = double(cosine_bll) / len(pooled)
+                kept_bll = share_bll if kept_bll is None else kept_bll + share_bll
+        if kept_bll is not None:
+            if self._block_nll.dim() == 0:
+                self._block_nll = kept_bll.new_zeros(NUM_BLOCKS, self.num_layers, self.num_layers)
+            self._block_nll.index_add_(0, block_b.to(kept_bll.device), kept_bll)
         self.num_images += len(states[0])
-        self._bad.next_batch()
+        self._bad.watch(states[0], torch.cat(energies))
         return energy_btl
 
     def reduce(self, ranks: Ranks) -> None:
@@ -151,24 +155,12 @@ class CosineSimilarity:
 
     def blocks(self) -> Blocks | None:
         """The mean matrix of each block of images; None without `blocks_of`."""
-        if self.blocks_of is None or self.num_images == 0:
+        if self.blocks_of is None:
             return None
         used = self._block_sizes > 0
         sizes = self._block_sizes[used]
         sums_nll = self._block_nll.cpu().numpy()[used]
         return Blocks(sums_nll / sizes[:, None, None], sizes)
-
-    def _deal_out(self, cosine_bll: Tensor, block_b: Tensor) -> None:
-        """Add the matrices of a batch's images to their blocks: one image to each in turn."""
-        cosine_bll = double(cosine_bll)
-        if self._block_nll.dim() == 0:
-            self._block_nll = cosine_bll.new_zeros(NUM_BLOCKS, self.num_layers, self.num_layers)
-        self._block_nll.index_add_(0, block_b.to(cosine_bll.device), cosine_bll)
-
-    def _standardise(self, x: Tensor) -> Tensor:
-        if self.statistics is None:
-            return x
-        return self.statistics.standardise(x)
 
 
 class CoordinateStatistics:
@@ -176,7 +168,6 @@ class CoordinateStatistics:
 
     def __init__(self, num_layers: int, model: str = "the model") -> None:
         self.num_layers = num_layers
-        self.count = 0  # tokens
         self._bad = _BadStates(num_layers, model)
         self._moments = Moments()  # of (L, D)
         self._scale: tuple[Tensor, Tensor] | None = None
@@ -194,47 +185,28 @@ class CoordinateStatistics:
         mean_ld = double(torch.stack(means))
         num_tokens = states[0].shape[0] * states[0].shape[1]
         self._moments.add(mean_ld, variance_ld * num_tokens, num_tokens)
-        self.count += num_tokens
-        self._scale = None
-        self._bad.watch_input(states[0])
         # Plus 1, because a layer of zeros has statistics, even though it has no cosine.
-        self._bad.watch(1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
-        self._bad.next_batch()
+        self._bad.watch(states[0], 1 + mean_ld.square().sum(1)[None] + variance_ld.sum(1)[None])
 
     def reduce(self, ranks: Ranks) -> None:
         """Merge the statistics of all ranks; raises where this rank saw states that are not finite."""
         self._bad.check()
         self._moments.reduce(ranks)
-        self.count = sum(ranks.gather(self.count))
-        self._scale = None
 
-    @property
-    def mean(self) -> Array:
-        """(L, D)."""
-        self._check()
-        return self._moments.mean.cpu().numpy()
-
-    @property
-    def std(self) -> Array:
-        """(L, D), dividing by the number of tokens."""
-        self._check()
-        return self._moments.variance.sqrt().cpu().numpy()
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation (L, D) of each coordinate; the divisor is the number of tokens."""
+        self._bad.check()
+        return self._moments.mean, self._moments.variance.sqrt()
 
     def standardise(self, x: Tensor) -> Tensor:
         """(…, L, D) with each coordinate to mean 0 and deviation 1; a coordinate that never varies becomes 0."""
         if self._scale is None:
-            mean = torch.from_numpy(self.mean)
-            std = torch.from_numpy(self.std)
+            mean, std = self.result()
             inverse = torch.where(std > 0, 1 / std, 0.0)
             dtype = torch.promote_types(x.dtype, torch.float32)
             self._scale = (mean.to(x.device, dtype), inverse.to(x.device, dtype))
         mean, inverse = self._scale
         return (x - mean) * inverse
-
-    def _check(self) -> None:
-        if self.count == 0:
-            raise ValueError("no images were measured: update the statistics before using them")
-        self._bad.check()
 
 
 @dataclass(frozen=True)
@@ -266,21 +238,25 @@ def measure_similarity(
     cosine = CosineSimilarity(num_layers, groups, statistics, model, blocks_of)
     cka = None
     if cka_features is not None:
-        cka = LinearCKA(num_layers, groups, cka_features)
-    outliers = OutlierShares(num_layers)
-    for states, start in _with_starts(trajectories):
-        check_states(states, num_layers, groups.num_tokens)
-        pooled = pool_layers(states, groups)
-        energy_btl = cosine.update(states, pooled, start)
-        if statistics is None:
-            outliers.update(states, energy_btl)
-        else:  # those norms are of standardised states
-            outliers.update(states)
-        if cka is not None:
-            cka.update(states, pooled)
+        cka = LinearCKA(groups, cka_features)
+    outliers = OutlierShares()
     ranks = ONE_PROCESS
     if isinstance(trajectories, Trajectories):
         ranks = trajectories.ranks
+    found: Any
+    for found in trajectories:
+        start = None
+        states: Sequence[Tensor] = found
+        if isinstance(trajectories, Trajectories):
+            states, _, batch = found
+            start = batch.start
+        check_states(states, num_layers, groups.num_tokens)
+        pooled = pool_layers(states, groups)
+        energy_btl = cosine.update(states, pooled, start)
+        # With statistics those norms are of standardised states.
+        outliers.update(states, energy_btl if statistics is None else None)
+        if cka is not None:
+            cka.update(pooled)
     reduce_all(ranks, cosine, outliers, cka)
     matrices = cosine.result()
     cka_ll = None
@@ -289,64 +265,38 @@ def measure_similarity(
     return SimilarityResult(matrices, cka_ll, outliers.result(), cosine.num_images, cosine.blocks())
 
 
-def _with_starts(
-    trajectories: Trajectories | Iterable[Sequence[Tensor]],
-) -> Iterator[tuple[Sequence[Tensor], int | None]]:
-    """The states of each batch, and the number of images before it, where it is known."""
-    if not isinstance(trajectories, Trajectories):
-        for states in trajectories:
-            yield states, None
-        return
-    for found, _, batch in trajectories:
-        yield found, batch.start
-
-
 class _BadStates:
-    """The first batch in which each layer was not finite, or had a vector of norm zero; kept on the device."""
+    """The first batch in which each state was not finite, or had a vector of norm zero; kept on the device."""
 
     def __init__(self, num_layers: int, model: str) -> None:
-        self.num_layers = num_layers
         self.model = model
         self.batch = 0
-        self._first: Tensor | None = None
+        self._first = torch.full((2, num_layers + 1), -1)
 
-    def watch(self, energy_nl: Tensor) -> None:
-        """Look at squared norms of the layers 1..L."""
-        self._note(slice(1, None), ~torch.isfinite(energy_nl.amax(0)), energy_nl.amin(0) == 0)
-
-    def watch_input(self, a_0: Tensor) -> None:
-        finite = torch.isfinite(torch.linalg.vector_norm(a_0, dtype=float_type(a_0))).view(1)
-        self._note(slice(0, 1), ~finite, torch.zeros_like(finite))
-
-    def _note(self, layers: slice, not_finite_l: Tensor, zero_l: Tensor) -> None:
-        if self._first is None:
-            self._first = torch.full((2, self.num_layers + 1), -1, device=zero_l.device)
-        first = self._first[:, layers]
-        bad = torch.stack([not_finite_l, zero_l]).to(first.device)
-        first.copy_(torch.where(bad & (first < 0), self.batch, first))
-
-    def next_batch(self) -> None:
+    def watch(self, a_0: Tensor, energy_nl: Tensor) -> None:
+        """Look at a batch: its first state, and squared norms of vectors at the layers 1..L."""
+        norm = torch.linalg.vector_norm(a_0, dtype=float_type(a_0)).view(1)
+        not_finite = torch.cat([~norm.isfinite(), ~energy_nl.amax(0).isfinite()])
+        zero = torch.cat([torch.zeros_like(norm).bool(), energy_nl.amin(0) == 0])
+        bad = torch.stack([not_finite, zero])
+        self._first = self._first.to(bad.device, non_blocking=True)
+        self._first = torch.where(bad & (self._first < 0), self.batch, self._first)
         self.batch += 1
         if self.batch % _CHECK_EVERY == 0:
             self.check()
 
     def check(self) -> None:
-        if self._first is None:
-            return
-        not_finite, zero = self._first.tolist()
-        if bad := _first_bad(not_finite):
-            raise NonFiniteStates.of(self.model, f"(or their norm is beyond float32) at {bad}")
-        if bad := _first_bad(zero):
-            raise ValueError(f"the states of {self.model} have a vector of norm zero at {bad}: its cosine is undefined")
-
-
-def _first_bad(first_l: list[int]) -> str | None:
-    """The first place of a bad state in words, given the first bad batch of each layer or -1; None without any."""
-    found = [(batch, layer) for layer, batch in enumerate(first_l) if batch >= 0]
-    if not found:
-        return None
-    batch, layer = min(found)
-    return f"layer {layer} in batch {batch} (the first batch is 0)"
+        for kind, first_l in zip(("not finite", "zero"), self._first.tolist()):
+            found = [(batch, layer) for layer, batch in enumerate(first_l) if batch >= 0]
+            if not found:
+                continue
+            batch, layer = min(found)
+            place = f"layer {layer} in batch {batch} (the first batch is 0)"
+            if kind == "not finite":
+                raise NonFiniteStates.of(self.model, f"(or their norm is beyond float32) at {place}")
+            raise ValueError(
+                f"the states of {self.model} have a vector of norm zero at {place}: its cosine is undefined"
+            )
 
 
 def _chunks(states: Sequence[Tensor]) -> Iterator[Tensor]:

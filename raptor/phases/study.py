@@ -8,20 +8,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from raptor.data.stream import ImageStream
-from raptor.phases.cut import (
-    Phases,
-    check_counts,
-    check_score,
-    find_phases,
-    most_cuts,
-    shortest_phase,
-    within_and_across,
-)
+from raptor.phases.cut import Phases, check_counts, choose_k, find_phases, shortest_phase, within_and_across
 from raptor.phases.evidence import CutEvidence, Evidence, no_structure
 from raptor.phases.function import Replacement, cut_by_function, function_evidence, measure_replacement, parts_of
 from raptor.phases.outliers import Outliers
 from raptor.phases.similarity import CoordinateStatistics, measure_similarity
-from raptor.phases.twin import twin_similarity
+from raptor.phases.twin import untrained_twin
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Array, Record
@@ -34,6 +26,8 @@ FUNCTION_IMAGES = 32
 DEFAULT_CUTS = (2, 3, 4)
 DEFAULT_TOKENS = "pooled"  # better surrogates than "all" over three seeds: docs/results/recipe.md
 _FEW_IMAGES = 16
+_TWIN_IMAGES = 64
+_TWIN_SECONDS = 20
 
 
 @dataclass
@@ -160,22 +154,18 @@ def study_phases(
     batches: ImageStream,
     k: Sequence[int] | None = None,
     method: str = "maxcut",
-    score: str = "weighted",
-    min_length: int | None = None,
     tokens: str = DEFAULT_TOKENS,
     standardise: bool = False,
     precision: str = "fp32",
     twin: bool | None = None,
-    function_images: int = FUNCTION_IMAGES,
 ) -> ModelPhases:
     """Measure the similarity of one model over `batches` and cut its layers into phases, once for each `k`.
 
     `k`: by default the numbers of `DEFAULT_CUTS` that the model has room for.
     `twin`: whether its untrained twin is measured too, on up to 64 of the images; by default where that takes less than
     20 seconds and the model can be built anew.
-    `function_images`: with the method `function`, the number of images on which blocks are replaced.
     """
-    k = check_cuts(vit, k, method, score, min_length, tokens)
+    k = check_cuts(vit, k, method, tokens)
     statistics = None
     if standardise:
         statistics = CoordinateStatistics(vit.num_layers, vit.name)
@@ -210,16 +200,40 @@ def study_phases(
             gains=[],
             subject=Subject.of(vit, batches.data),
         )
-        # On one rank: the twin takes 64 images at most.
-        twin_matrix, found.twin = twin_similarity(vit, batches.whole(), tokens, precision, seconds, twin, standardise)
-        evidence = Evidence(found.matrix, measured.blocks, twin_matrix, shortest_phase("maxcut", min_length))
+        twin_matrix = None
+        missing = "its untrained twin was not measured"
+        if twin is False:
+            found.twin = f"{missing} (--twin false)"
+        elif standardise:
+            found.twin = f"{missing} (its coordinates are not standardised)"
+        elif twin is None and seconds * _TWIN_IMAGES > _TWIN_SECONDS:
+            found.twin = f"{missing} (it takes longer than {_TWIN_SECONDS} s: --twin true)"
+        else:
+            twin_matrix, found.twin = _twin_similarity(vit, batches, tokens, precision)
+        evidence = Evidence(found.matrix, measured.blocks, twin_matrix)
         if method == "function":
-            _add_function_cuts(found, vit, batches.whole().sample(function_images), k, min_length, precision)
+            parts, found.no_parts = parts_of(vit)
+            replaced = measure_replacement(vit, batches.whole().sample(FUNCTION_IMAGES), parts, precision)
+            found.replacement = {str(part): replacement for part, replacement in replaced.items()}
+            for num in k:
+                found.phases[num] = cut_by_function(replaced["block"].cost, num)
+                found.evidence[num] = function_evidence(replaced["block"], found.phases[num])
         else:
             for num in k:
-                found.phases[num] = find_phases(found.matrix, num, method, score, min_length)
-                found.evidence[num] = evidence.of(found.phases[num], method, score, min_length)
-        _add_suggestion(found, evidence, min_length)
+                found.phases[num] = find_phases(found.matrix, num, method)
+                found.evidence[num] = evidence.of(found.phases[num])
+        # The gains of max-cut suggest a k, whichever method cut the phases.
+        chosen = choose_k(found.matrix)
+        found.chosen_k = chosen.k
+        found.gains = list(chosen.gains)
+        found.k_shares = evidence.k_shares()
+        found.null_gains = evidence.null_gains()
+        cut = found.evidence.get(chosen.k)
+        # Cuts by function have no contrast, by which the suggestion is judged.
+        if cut is None or found.replacement:
+            cut = evidence.of(find_phases(found.matrix, chosen.k))
+            found.evidence.setdefault(chosen.k, cut)
+        found.structure = no_structure(chosen.k, cut, found.matrix)
         for num, phases in found.phases.items():
             found.within[num] = within_and_across(found.matrix, phases)
         return found
@@ -227,44 +241,20 @@ def study_phases(
     return batches.ranks.first(finish)
 
 
-def _add_function_cuts(
-    found: ModelPhases,
-    vit: ViT,
-    batches: ImageStream,
-    k: Sequence[int],
-    min_length: int | None,
-    precision: str,
-) -> None:
-    parts, found.no_parts = parts_of(vit)
-    measured = measure_replacement(vit, batches, parts, precision)
-    found.replacement = {str(part): replacement for part, replacement in measured.items()}
-    for num in k:
-        found.phases[num] = cut_by_function(measured["block"].cost, num, min_length)
-        found.evidence[num] = function_evidence(measured["block"], found.phases[num], min_length)
-
-
-def _add_suggestion(found: ModelPhases, evidence: Evidence, min_length: int | None) -> None:
-    """The k that the gains of max-cut suggest, whichever method cut the phases, and what speaks for it."""
-    chosen = evidence.choose(found.matrix)
-    found.chosen_k = chosen.k
-    found.gains = list(chosen.gains)
-    found.k_shares = evidence.k_shares()
-    found.null_gains = evidence.null_gains()
-    cut = found.evidence.get(chosen.k)
-    # Cuts by function have no contrast, by which the suggestion is judged.
-    if cut is None or found.replacement:
-        cut = evidence.of(find_phases(found.matrix, chosen.k, min_length=min_length), min_length=min_length)
-        found.evidence.setdefault(chosen.k, cut)
-    found.structure = no_structure(chosen.k, cut, found.matrix)
+def _twin_similarity(vit: ViT, batches: ImageStream, tokens: str, precision: str) -> tuple[Array | None, str]:
+    """The similarity of the untrained twin on some of the images, and how it was measured or why it was not."""
+    try:
+        twin = untrained_twin(vit)
+    except ValueError as error:
+        return None, f"its untrained twin was not measured ({error})"
+    # On one rank: the twin takes 64 images at most. Without CKA, which needs more.
+    trajectories = Trajectories(twin, batches.whole().sample(_TWIN_IMAGES), precision)
+    measured = measure_similarity(trajectories, vit.num_layers, vit.groups, cka_features=None, model=twin.name)
+    return measured.matrices[tokens], f"its untrained twin was measured on {measured.num_images} images"
 
 
 def check_cuts(
-    vit: ViT,
-    k: Sequence[int] | None,
-    method: str = "maxcut",
-    score: str = "weighted",
-    min_length: int | None = None,
-    tokens: str = DEFAULT_TOKENS,
+    vit: ViT, k: Sequence[int] | None, method: str = "maxcut", tokens: str = DEFAULT_TOKENS
 ) -> Sequence[int]:
     """`k`, by default the numbers of `DEFAULT_CUTS` that there is room for.
 
@@ -276,20 +266,11 @@ def check_cuts(
         known.append("pooled")
     if tokens not in known:
         raise ValueError(f"{vit.name} has no {tokens!r} tokens: choose from {', '.join(known)}")
-    check_score(score)
-    shortest = shortest_phase(method, min_length)
+    shortest = shortest_phase(method)
     check_counts(vit.num_layers, 1, shortest)
-    most = vit.num_layers // shortest
-    if method == "maxcut":
-        most = most_cuts(vit.num_layers, shortest)
     if k is None:
         # Where there is room for none of them the smallest is kept, and refused below by its number.
-        k = [num for num in DEFAULT_CUTS if num <= most] or DEFAULT_CUTS[:1]
+        k = [num for num in DEFAULT_CUTS if num <= vit.num_layers // shortest] or DEFAULT_CUTS[:1]
     for num in k:
         check_counts(vit.num_layers, num, shortest)
-        if num > most:
-            raise ValueError(
-                f"max-cut may leave no room for k={num} phases of at least {shortest} layers in the {vit.num_layers} "
-                f"of {vit.name}: give --k {most} or less, or --method dp"
-            )
     return k

@@ -227,7 +227,7 @@ def _smallest_k(job: Job, target: str, cut: _Cut, root: Path, made_with: dict[st
     """Train k = 1, 2, ... until a trained surrogate passes the target, such as `r2=.6`."""
     name, _, number = target.partition("=")
     value = float(number)
-    most = job.teacher.num_layers // shortest_phase(job.config.method, None)
+    most = job.teacher.num_layers // shortest_phase(job.config.method)
     for k in range(1, most + 1):
         phases = cut(k)
         result = _distill_one(job, phases, root / f"k{k}", made_with)

@@ -179,8 +179,7 @@ def test_the_twin_is_measured_on_images_of_all_classes(tmp_path, monkeypatch) ->
         seen[vit.name] = [float(image.mean()) > 0 for batch in batches for image in batch.images]
         return Trajectories(vit, batches, *rest)
 
-    for module in ("study", "twin"):
-        monkeypatch.setattr(f"raptor.phases.{module}.Trajectories", trajectories)
+    monkeypatch.setattr("raptor.phases.study.Trajectories", trajectories)
     given = dict(data=str(tmp_path), split="all", batch_size=32, device="cpu", out=str(tmp_path / "out"))
     done = phases("scenes", k=[2], twin=True, **given)
     assert done.models[0].twin == "its untrained twin was measured on 64 images"

@@ -8,10 +8,9 @@ import torch
 from tiny_states import DIM, GROUPS, NUM_LAYERS, direct_cka, make_states, split
 
 from raptor.phases.cka import LinearCKA
-from raptor.phases.similarity import (
-    measure_similarity,
-)
+from raptor.phases.similarity import measure_similarity
 from raptor.vit.groups import TokenGroups
+from raptor.vit.trajectory import pool_layers
 
 
 @pytest.mark.parametrize("features", ["cls", "patches", "both"])
@@ -52,23 +51,23 @@ def test_a_last_batch_of_4_does_not_weigh_like_one_of_256() -> None:
 def test_small_batches_are_skipped_by_cka_alone() -> None:
     states = make_states(10)
     batches = split(states, [7, 3])
-    cka = LinearCKA(NUM_LAYERS, GROUPS)
+    cka = LinearCKA(GROUPS)
     for batch in batches:
-        cka.update(batch)
-    assert (cka.num_images, cka.num_skipped_images) == (7, 3)
+        cka.update(pool_layers(batch, GROUPS))
+    assert cka.num_images == 7
     np.testing.assert_allclose(cka.result(), direct_cka(batches[:1], "both"), atol=1e-6)
     result = measure_similarity(split(states, [3, 3, 3, 1]), NUM_LAYERS, GROUPS)
     assert result.cka is None and result.num_images == 10
     with pytest.raises(ValueError, match="batch of 4 images"):
-        LinearCKA(NUM_LAYERS, GROUPS).result()
+        LinearCKA(GROUPS).result()
 
 
 def test_cka_errors() -> None:
     with pytest.raises(ValueError, match="no tokens for CKA features 'cls'"):
-        LinearCKA(2, TokenGroups(0, 2, 4), "cls")
+        LinearCKA(TokenGroups(0, 2, 4), "cls")
     with pytest.raises(ValueError, match="unknown CKA features"):
-        LinearCKA(2, GROUPS, "registers")
-    constant = LinearCKA(2, TokenGroups(0, 0, 3))
-    constant.update([torch.ones(5, 3, 4)] * 3)
+        LinearCKA(GROUPS, "registers")
+    constant = LinearCKA(TokenGroups(0, 0, 3))
+    constant.update({"patches": torch.ones(5, 2, 4)})
     with pytest.raises(ValueError, match="layer 1 are the same"):
         constant.result()

@@ -8,9 +8,7 @@ import torch
 from tiny_states import in_float64, split
 
 from raptor.phases.outliers import OutlierShares
-from raptor.phases.similarity import (
-    measure_similarity,
-)
+from raptor.phases.similarity import measure_similarity
 from raptor.vit.groups import TokenGroups
 
 
@@ -28,7 +26,7 @@ def test_outlier_shares() -> None:
         assert result.coordinates[layer] == pytest.approx(coordinates, rel=1e-5)
         assert result.tokens[layer] == pytest.approx(tokens, rel=1e-5)
     assert (result.even_coordinates, result.even_tokens) == (3 / 250, 2 / 120)
-    alone = OutlierShares(2)
+    alone = OutlierShares()
     alone.update(states)
     np.testing.assert_allclose(alone.result().tokens, result.tokens, rtol=1e-5)
 

@@ -8,11 +8,7 @@ import torch
 from tiny_states import DIM, GROUPS, NUM_LAYERS, direct_cka, in_float64, make_states, split
 
 from raptor.phases import similarity as module
-from raptor.phases.similarity import (
-    CoordinateStatistics,
-    CosineSimilarity,
-    measure_similarity,
-)
+from raptor.phases.similarity import CoordinateStatistics, measure_similarity
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates
 
@@ -102,8 +98,8 @@ def test_standardised_coordinates(dtype: torch.dtype) -> None:
     statistics = CoordinateStatistics(NUM_LAYERS)
     for batch in split(states, [2, 4, 3]):
         statistics.update(batch)
-    np.testing.assert_allclose(statistics.mean, mean, atol=1e-6)
-    np.testing.assert_allclose(statistics.std, std, rtol=1e-6)
+    np.testing.assert_allclose(statistics.result()[0], mean, atol=1e-6)
+    np.testing.assert_allclose(statistics.result()[1], std, rtol=1e-6)
 
     result = measure_similarity(split(states, [5, 4]), NUM_LAYERS, GROUPS, statistics=statistics)
     standard = (x_lbtd - mean[:, None, None]) / std[:, None, None]
@@ -122,8 +118,9 @@ def test_statistics_survive_a_large_mean_and_a_constant_coordinate() -> None:
     for batch in split(states, [3, 5]):
         statistics.update(batch)
     x_lbtd = in_float64(states)
-    np.testing.assert_allclose(statistics.std[:, 0], x_lbtd[..., 0].std(axis=(1, 2)), rtol=1e-4)
-    np.testing.assert_array_equal(statistics.std[:, 1], 0)
+    _, std_ld = statistics.result()
+    np.testing.assert_allclose(std_ld[:, 0], x_lbtd[..., 0].std(axis=(1, 2)), rtol=1e-4)
+    np.testing.assert_array_equal(std_ld[:, 1], 0)
     standard_btld = statistics.standardise(torch.stack(states[1:], dim=2))
     assert (standard_btld[..., 1] == 0).all()
 
@@ -140,7 +137,7 @@ def test_non_finite_states_name_model_layer_and_batch(layer: int, value: float) 
     for batch in batches:
         statistics.update(batch)
     with pytest.raises(NonFiniteStates, match=message):
-        _ = statistics.mean
+        statistics.result()
 
 
 def test_the_first_bad_batch_and_layer_are_named() -> None:
@@ -155,11 +152,10 @@ def test_bad_states_stop_a_long_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHECK_EVERY", 3)
     states = make_states(4)
     states[3][0, 0, 0] = float("nan")
-    cosine = CosineSimilarity(NUM_LAYERS, GROUPS)
-    cosine.update(states)
-    cosine.update(states)
+    left = iter([states] * 9)
     with pytest.raises(NonFiniteStates, match=r"layer 3 in batch 0 "):
-        cosine.update(states)
+        measure_similarity(left, NUM_LAYERS, GROUPS)
+    assert len(list(left)) == 6
 
 
 def test_a_token_of_norm_zero_is_an_error() -> None:

@@ -26,10 +26,9 @@ def test_committed_results_are_read_and_written_unchanged(path):
     )
 
 
-def test_the_evidence_of_the_suggested_cut_keeps_to_min_length() -> None:
-    """Also where its k was not asked for."""
+def test_the_suggested_cut_has_evidence_also_where_its_k_was_not_asked_for() -> None:
     teacher = open_vit("scenes")
     images = iterate(open_data("scenes", "val", limit=16, size=48), teacher.preprocess, 8)
-    asked = study_phases(teacher, images, k=[2, 3, 4], min_length=2, twin=False)
-    found = study_phases(teacher, images, k=[2], min_length=2, twin=False)
+    asked = study_phases(teacher, images, k=[2, 3, 4], twin=False)
+    found = study_phases(teacher, images, k=[2], twin=False)
     assert found.chosen_k == asked.chosen_k and found.evidence[found.chosen_k] == asked.evidence[found.chosen_k]
