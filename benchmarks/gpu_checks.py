@@ -32,7 +32,7 @@ from torch import nn
 from raptor.data import TrainStream, open_data
 from raptor.data.scenes.render import draw_scenes
 from raptor.phases.cut import Phases
-from raptor.probes.frames import Geometry
+from raptor.probes.frames import Geometry, on_device
 from raptor.probes.segment import fused_gradient
 from raptor.run import Interrupted
 from raptor.surrogate.kernels.activations import SwiGLU
@@ -143,8 +143,9 @@ def the_fused_segmentation_gradient(_: argparse.Namespace) -> dict[str, Any]:
         labels = torch.randint(num_classes, (2, height, width), generator=generator)
         labels[torch.rand(labels.shape, generator=generator) < 0.3] = 255
         labels = labels.to(DEVICE)
-        rows, columns = ((side[0].to(DEVICE), side[1].to(DEVICE)) for side in geometry.cells())
-        ours = fused_gradient(logits, labels, rows, columns, patch)
+        rows, columns = (on_device(side.cells(), torch.device(DEVICE)) for side in geometry.sides)
+        num_valid = (labels != 255).sum()
+        ours = fused_gradient(logits, labels, rows, columns, patch, num_valid)
         (top, left) = geometry.start
         exact = logits.double().requires_grad_()
         for g in range(3):
@@ -152,10 +153,9 @@ def the_fused_segmentation_gradient(_: argparse.Namespace) -> dict[str, Any]:
             F.cross_entropy(large[..., top : top + height, left : left + width], labels, ignore_index=255).backward()
         assert exact.grad is not None
         torch.testing.assert_close(ours.double(), exact.grad, rtol=1e-4, atol=1e-6)
-        num_valid = (labels != 255).sum()
         shared = fused_gradient(logits, labels, rows, columns, patch, 3 * num_valid)
         torch.testing.assert_close(3 * shared, ours, rtol=1e-5, atol=1e-7)
-        none = fused_gradient(logits, torch.full_like(labels, 255), rows, columns, patch)
+        none = fused_gradient(logits, torch.full_like(labels, 255), rows, columns, patch, num_valid)
         assert (none == 0).all()
         errors.append(float((ours.double() - exact.grad).abs().max()))
     return {"largest_errors": errors}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,14 +84,8 @@ class Classify:
         _classes(data)
         features = Rows()
         labels = Rows()
-        for batch in iterate(
-            data,
-            self.preprocess,
-            self.batch_size,
-            device=self.device,
-            num_workers=self.num_workers,
-            ranks=self.ranks,
-        ):
+        where: dict[str, Any] = {"device": self.device, "num_workers": self.num_workers, "ranks": self.ranks}
+        for batch in iterate(data, self.preprocess, self.batch_size, **where):
             features.add(check_finite(self._pooled(batch.images), self.vit, self.layer), batch.places)
             assert batch.labels is not None
             labels.add(batch.labels, batch.places)
@@ -113,7 +108,7 @@ class Classify:
     def _pooled(self, images: Tensor) -> Tensor:
         return pool(normed_tokens(self.vit, images, self.layer, self.precision), self.vit.groups)
 
-    def own_head(self) -> LinearHead | None:
+    def own_head(self) -> HeadTensors | None:
         """The model's own head, where it is linear in the features of this layer and has the data's classes."""
         if self.layer != self.vit.num_layers or self.vit.num_classes != self.num_outputs:
             return None
@@ -122,7 +117,8 @@ class Classify:
             return None
         # Whether the model's own end is linear in these features is found out on a few images.
         batch = next(iter(iterate(self.fit_data, self.preprocess, 8, device=self.device, limit=8)))
-        return own_linear_head(self.vit, batch.images)
+        head = own_linear_head(self.vit, batch.images)
+        return None if head is None else (head.weight, head.bias)
 
     def start(self, seed: int) -> None:
         self.stream = TrainStream(

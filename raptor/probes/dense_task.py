@@ -52,7 +52,15 @@ class DenseTask:
         self.device = vit.device
         self.layer = layer
         self.precision = precision
-        self.size = _frame_size(train_data, size)
+        self.size = train_data.frame
+        if isinstance(size, tuple):
+            self.size = size
+        elif size is not None:
+            if size < 1:
+                raise ValueError(f"--size must be at least 1; got {size}")
+            # The data's frame with its shorter side at `size`.
+            height, width = (round(side * size / min(train_data.frame)) for side in train_data.frame)
+            self.size = (height, width)
         self.geometry = Geometry(*self.size, vit.patch_size, train_data.frame)
         self.vit = view_at(vit, *self.geometry.padded)
         fit, held = choice_split(train_data.keys)
@@ -64,7 +72,6 @@ class DenseTask:
         }
         self.batch_size = min(batch_size, len(fit))
         self.steps_per_epoch = len(fit) // self.batch_size
-        self.seed = 0
         self.ranks = ranks
         first = ranks.rank * self.batch_size // ranks.size
         last = (ranks.rank + 1) * self.batch_size // ranks.size
@@ -73,16 +80,11 @@ class DenseTask:
         self.is_idle = first == last
         self.rows = slice(0, 1) if self.is_idle else slice(first, last)
 
+    # A task says these five.
+
     def features(self, tokens_btd: Tensor) -> Tensor:
         """Features (B, P, F) of the patches."""
         raise NotImplementedError
-
-    def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
-        """`gradient` of every head. Upsampled logits are large: they exist for one head at a time."""
-        gradients = torch.empty_like(logits_bhwgc)
-        for g in range(logits_bhwgc.shape[3]):
-            gradients[..., g, :] = self.gradient(logits_bhwgc[..., g, :], targets_bhw)
-        return gradients
 
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         """Gradient of a head's loss in its logits on the grid of patches, given the targets of `train_targets`."""
@@ -92,9 +94,26 @@ class DenseTask:
         """Targets of the crops `boxes`, where the loss wants them."""
         raise NotImplementedError
 
+    def has_target(self, targets: Tensor) -> Tensor:
+        """Which pixels count."""
+        raise NotImplementedError
+
+    def floors(self) -> dict[str, float]:
+        """The metric of predictors that see no image, fitted on the training targets, on the reported frames."""
+        raise NotImplementedError
+
+    # It may say these.
+
     def augment(self, images: Tensor, _generator: torch.Generator) -> Tensor:
         """Changes of colour of the cropped images (B, 3, H, W) in 0..255: `rows` of what is drawn for the batch."""
         return images
+
+    def gradients(self, logits_bhwgc: Tensor, targets_bhw: Tensor) -> Tensor:
+        """`gradient` of every head. Upsampled logits are large: they exist for one head at a time."""
+        gradients = torch.empty_like(logits_bhwgc)
+        for g in range(logits_bhwgc.shape[3]):
+            gradients[..., g, :] = self.gradient(logits_bhwgc[..., g, :], targets_bhw)
+        return gradients
 
     def start(self, seed: int) -> None:
         """As in `Task`. Raise where no pixel of a part has a target: nothing could be learned, or scored."""
@@ -113,10 +132,6 @@ class DenseTask:
                     "label or depth pictures"
                 )
 
-    def has_target(self, targets: Tensor) -> Tensor:
-        """Which pixels count."""
-        raise NotImplementedError
-
     def indices(self, step: int) -> Tensor:
         """This rank's training images of a step: each epoch is a permutation drawn from (seed, epoch)."""
         epoch, place = divmod(step, self.steps_per_epoch)
@@ -125,17 +140,17 @@ class DenseTask:
             self._order = (epoch, torch.randperm(len(self.fit.data), generator=generator))
         return self._order[1][place * self.batch_size : (place + 1) * self.batch_size][self.rows]
 
-    def grid_features(self, images: Tensor) -> Tensor:
-        """Features (B, h, w, F) on the grid of patches, of images (B, 3, H, W) in 0..255."""
-        padded = self.geometry.pad(self.vit.preprocess.normalise(images))
-        features = self.features(normed_tokens(self.vit, padded, self.layer, self.precision))
-        return features.view(len(images), *self.geometry.grid, -1)
-
-    def coarse_logits(self, features_bhwf: Tensor, weight_gcf: Tensor, bias_gc: Tensor) -> Tensor:
-        """Logits (B, h, w, G, C) of all heads in one matrix product."""
-        # A 1x1 head commutes with bilinear upsampling, so it runs on the coarse grid.
-        with autocast(self.precision, features_bhwf.device):
-            return grid_logits(features_bhwf, weight_gcf, bias_gc).float()
+    def logits(self, images: Tensor, weight_gcf: Tensor, bias_gc: Tensor, is_scored: bool = False) -> Tensor:
+        """Logits (B, h, w, G, C) of all heads on the grid of patches, of images (B, 3, H, W) in 0..255."""
+        with torch.no_grad():
+            padded = self.geometry.pad(self.vit.preprocess.normalise(images))
+            features = self.features(normed_tokens(self.vit, padded, self.layer, self.precision))
+        if is_scored:
+            check_finite(features, self.vit, self.layer)
+        # One matrix product. A 1x1 head commutes with bilinear upsampling, so it runs on the coarse grid.
+        with autocast(self.precision, features.device):
+            logits_bpgc = grid_logits(features, weight_gcf, bias_gc).float()
+        return logits_bpgc.unflatten(1, self.geometry.grid)
 
     def backward(self, weight_gcf: Tensor, bias_gc: Tensor, step: int) -> None:
         generator = torch.Generator().manual_seed(stable_seed(self.seed, "probe", "crop", step))
@@ -149,38 +164,21 @@ class DenseTask:
         targets = self.train_targets(targets, boxes)
         if self.is_idle:
             targets = torch.full_like(targets, self.no_target)  # no pixel counts
-        coarse = self.coarse_logits(self.grid_features(images), weight_gcf, bias_gc)
+        coarse = self.logits(images, weight_gcf, bias_gc)
         # The gradient in the logits is known in closed form: autograd would keep the upsampled logits of every head.
         coarse.backward(self.gradients(coarse.detach(), targets))
 
     def scored_batches(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits (B, h, w, G, C) of this rank's frames of a part, whole and in order, and their targets (B, *frame)."""
         store = self.parts[part]
-        pixels = self.geometry.target[0] * self.geometry.target[1]
-        num = max(1, min(self.batch_size, MAX_ELEMENTS // (self.num_outputs * pixels)))
+        height, width = self.fit.data.frame
+        num = max(1, min(self.batch_size, MAX_ELEMENTS // (self.num_outputs * height * width)))
         for indices in self.ranks.share(torch.arange(len(store.data)).split(num)):
             images, targets = store.batch(indices)
             with torch.no_grad():
-                features = check_finite(self.grid_features(images.float()), self.vit, self.layer)
-                yield self.coarse_logits(features, weight_gcf, bias_gc), targets
+                yield self.logits(images.float(), weight_gcf, bias_gc, is_scored=True), targets
 
     def targets_of(self, store: FrameStore) -> Iterator[Tensor]:
         """This rank's share of the targets (B, *frame) of a part."""
         for indices in self.ranks.share(torch.arange(len(store.data)).split(self.batch_size)):
             yield store.batch(indices)[1]
-
-    def floors(self) -> dict[str, float]:
-        """The metric of predictors that see no image, fitted on the training targets, on the reported frames."""
-        raise NotImplementedError
-
-
-def _frame_size(data: DenseData, size: int | tuple[int, int] | None) -> tuple[int, int]:
-    """Height and width at which images are shown: the data's frame, or that frame with its shorter side at `size`."""
-    if size is None:
-        return data.frame
-    if isinstance(size, tuple):
-        return size
-    if size < 1:
-        raise ValueError(f"--size must be at least 1; got {size}")
-    short = min(data.frame)
-    return round(data.frame[0] * size / short), round(data.frame[1] * size / short)

@@ -45,13 +45,11 @@ class Depth(DenseTask):
         self.num_features = vit.dim * (1 + vit.groups.cls)
         self.max_depth = train_data.max_depth
         self.bins = bin_depths(self.max_depth).to(self.device)
-        geometry = self.geometry
-        num_rows, num_columns = geometry.grid
-        fine = bilinear(num_rows, num_rows * _UPSAMPLE), bilinear(num_columns, num_columns * _UPSAMPLE)
-        self.to_fine = on_device(fine, self.device)
+        sides = self.geometry.sides
+        self.to_fine = on_device([bilinear(num, num * _UPSAMPLE) for num in self.geometry.grid], self.device)
         # The padding goes before the resize. The authors resize it too, which squeezes the picture.
-        self.to_target = on_device(geometry.to_target(_UPSAMPLE), self.device)
-        self.places = on_device(geometry.cell_centres(_UPSAMPLE), self.device)
+        self.to_target = on_device([side.to_target(_UPSAMPLE) for side in sides], self.device)
+        self.places = on_device([side.cell_centres(_UPSAMPLE) for side in sides], self.device)
         self.eigen = eigen_crop(train_data.frame) if val_data.eigen_crop else None
 
     def features(self, tokens_btd: Tensor) -> Tensor:
@@ -67,26 +65,27 @@ class Depth(DenseTask):
         return crop_targets(targets, boxes, *self.places, 0.0)
 
     def augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return jitter_colours(images, generator, self.batch_size, self.rows)
+        """Brightness, contrast and saturation of each image changed by up to 20 %."""
+        factors_b3 = 1 + _JITTER * (2 * torch.rand(3, self.batch_size, generator=generator) - 1).T[self.rows]
+        return change_colours(images, factors_b3.to(images, non_blocking=True))
 
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         rows, columns = self.to_fine
         fine = resize(logits_bhwc, rows, columns)
         return resize(depth_loss_gradient(fine, targets_bhw, self.bins, self.ranks), rows.T, columns.T)
 
-    def predict(self, logits_bhwc: Tensor) -> Tensor:
-        """Depths (B, *frame) in metres from logits on the grid of patches."""
-        depth_bhw = expected_depth(resize(logits_bhwc, *self.to_fine), self.bins)
-        return resize(depth_bhw[..., None], *self.to_target)[..., 0]
-
     def scores(self, weight_gcf: Tensor, bias_gc: Tensor, part: str) -> list[dict[str, float]]:
-        metrics = [_Rmse(self.eigen, self.max_depth, self.device) for _ in range(len(weight_gcf))]
+        areas = {"rmse": (slice(None), slice(None))}
+        if self.eigen is not None:
+            areas["rmse_eigen"] = self.eigen
+        errors = [{name: self._no_errors() for name in areas} for _ in range(len(weight_gcf))]
         for logits_bhwgc, targets in self.scored_batches(weight_gcf, bias_gc, part):
-            for g, metric in enumerate(metrics):
-                metric.update(self.predict(logits_bhwgc[..., g, :]), targets)
-        for metric in metrics:
-            metric.reduce(self.ranks)
-        return self.ranks.first(lambda: [metric.compute() for metric in metrics])
+            for g, of_head in enumerate(errors):
+                depth_bhw = expected_depth(resize(logits_bhwgc[..., g, :], *self.to_fine), self.bins)
+                guess_bhw = resize(depth_bhw[..., None], *self.to_target)[..., 0]
+                for name, (rows, columns) in areas.items():
+                    of_head[name] += self._errors(guess_bhw[:, rows, columns], targets[:, rows, columns])
+        return [{name: self._rmse(sums) for name, sums in of_head.items()} for of_head in errors]
 
     def floors(self) -> dict[str, float]:
         height, width = self.fit.data.frame
@@ -102,43 +101,26 @@ class Depth(DenseTask):
         constant = sum_hw.sum() / num_hw.sum()
         mean_hw = torch.where(num_hw > 0, sum_hw / num_hw.clamp(min=1), constant)
         guesses = {"constant depth": constant.expand_as(mean_hw), "mean map": mean_hw}
-        metrics = {name: _Rmse(None, self.max_depth, self.device) for name in guesses}
+        errors = {name: self._no_errors() for name in guesses}
         for targets in self.targets_of(self.parts["reported"]):
             for name, guess_hw in guesses.items():
-                metrics[name].update(guess_hw.expand_as(targets), targets)
-        for metric in metrics.values():
-            metric.reduce(self.ranks)
-        return {name: metric.compute()["rmse"] for name, metric in metrics.items()}
+                errors[name] += self._errors(guess_hw.expand_as(targets), targets)
+        return {name: self._rmse(sums) for name, sums in errors.items()}
 
+    def _no_errors(self) -> Tensor:
+        return torch.zeros(2, dtype=torch.float64, device=self.device)
 
-class _Rmse:
-    """Root mean square error over the valid pixels, on the whole frame and on the Eigen crop."""
+    def _errors(self, guess: Tensor, true: Tensor) -> Tensor:
+        """The sum of squared errors over the valid pixels, and their number."""
+        # In float64, because squares of a hundred million pixels are added.
+        true = true.double()
+        valid = _is_valid(true, self.max_depth)
+        squares = torch.where(valid, guess.double() - true, 0.0).square().sum()
+        return torch.stack([squares, valid.sum().double()])
 
-    def __init__(self, eigen: tuple[slice, slice] | None, max_depth: float, device: torch.device) -> None:
-        self.max_depth = max_depth
-        self.areas: dict[str, tuple[slice, slice]] = {"rmse": (slice(None), slice(None))}
-        if eigen is not None:
-            self.areas["rmse_eigen"] = eigen
-        self.sums = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in self.areas}
-
-    def update(self, predicted: Tensor, true: Tensor) -> None:
-        for name, (rows, columns) in self.areas.items():
-            # In float64, because squares of a hundred million pixels are added.
-            p, t = predicted[:, rows, columns].double(), true[:, rows, columns].double()
-            valid = _is_valid(t, self.max_depth)
-            squares = torch.where(valid, p - t, 0.0).square().sum()
-            self.sums[name] += torch.stack([squares, valid.sum().double()])
-
-    def reduce(self, ranks: Ranks) -> None:
-        for sums in self.sums.values():
-            ranks.add_(sums)
-
-    def compute(self) -> dict[str, float]:
-        scores = {}
-        for name, sums in self.sums.items():
-            squares, num_valid = sums.tolist()
-            scores[name] = math.sqrt(squares / num_valid) if num_valid else math.nan
-        return scores
+    def _rmse(self, sums: Tensor) -> float:
+        squares, num_valid = self.ranks.add_(sums).tolist()
+        return math.sqrt(squares / num_valid) if num_valid else math.nan
 
 
 def bin_depths(max_depth: float = 10.0) -> Tensor:
@@ -198,14 +180,3 @@ def eigen_crop(frame: tuple[int, int]) -> tuple[slice, slice]:
     rows = slice(round(top * frame[0] / height), round(bottom * frame[0] / height))
     columns = slice(round(left * frame[1] / width), round(right * frame[1] / width))
     return rows, columns
-
-
-def jitter_colours(
-    images: Tensor, generator: torch.Generator, num_drawn: int | None = None, rows: slice = slice(None)
-) -> Tensor:
-    """Brightness, contrast and saturation of each image (B, 3, H, W) in 0..255 changed by up to 20 %.
-
-    The changes are drawn for `num_drawn` images, by default as many as there are, of which these are `rows`.
-    """
-    factors_b3 = 1 + _JITTER * (2 * torch.rand(3, num_drawn or len(images), generator=generator) - 1).T[rows]
-    return change_colours(images, factors_b3.to(images, non_blocking=True))

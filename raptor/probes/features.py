@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,18 @@ from raptor.vit.view import ViT
 def view_at(vit: ViT, height: int, width: int) -> ViT:
     """The same model for images of this size, with as many patch tokens; it must accept them."""
     size = vit.preprocess.size
-    groups = dataclasses.replace(vit.groups, patches=_num_patches(vit, height, width))
+    num_patches = (height // vit.patch_size) * (width // vit.patch_size)
+    kwargs = dict(vit.forward_kwargs)
+    if (height, width) != (size, size):
+        # Some models of transformers need these for images of another size than their own.
+        if "interpolate_pos_encoding" in inspect.signature(vit.model.forward).parameters:
+            kwargs["interpolate_pos_encoding"] = True
+        if "noise" in kwargs:
+            # A masked autoencoder orders its patches by this noise: rising, they keep their order.
+            kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
+    groups = dataclasses.replace(vit.groups, patches=num_patches)
     # The weights are shared with `vit`; only the counts and arguments are the view's own.
-    view = dataclasses.replace(vit, groups=groups, forward_kwargs=_forward_kwargs(vit, height, width))
+    view = dataclasses.replace(vit, groups=groups, forward_kwargs=kwargs)
     blank = torch.zeros(1, 3, height, width, device=vit.device)
     # Whether a model interpolates its position embedding cannot be read off: a blank image tells.
     try:
@@ -36,32 +44,6 @@ def view_at(vit: ViT, height: int, width: int) -> ViT:
             f"{vit.name} gives {num_tokens} tokens for {height} x {width}, not {groups.num_tokens}; use {size}"
         )
     return view
-
-
-def _forward_kwargs(vit: ViT, height: int, width: int) -> dict[str, Any]:
-    """Keyword arguments that some models of transformers need for images of another size than their own."""
-    kwargs = dict(vit.forward_kwargs)
-    if height == width == vit.preprocess.size:
-        return kwargs
-    if "interpolate_pos_encoding" in inspect.signature(vit.model.forward).parameters:
-        kwargs["interpolate_pos_encoding"] = True
-    if "noise" in kwargs:
-        # A masked autoencoder orders its patches by this noise: rising, they keep their order.
-        num_patches = _num_patches(vit, height, width)
-        kwargs["noise"] = torch.arange(num_patches, dtype=torch.float32, device=vit.device)[None]
-    return kwargs
-
-
-def _num_patches(vit: ViT, height: int, width: int) -> int:
-    return (height // vit.patch_size) * (width // vit.patch_size)
-
-
-def check_layer(vit: ViT, layer: int | None) -> int:
-    """The layer to probe: `layer`, or the last one when it is None."""
-    layer = vit.num_layers if layer is None else layer
-    if not 0 <= layer <= vit.num_layers:
-        raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
-    return layer
 
 
 def check_finite(features: Tensor, vit: ViT, layer: int) -> Tensor:

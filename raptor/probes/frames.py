@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -13,27 +13,30 @@ from raptor.data.stream import draw_crops
 _CROP_UNITS = 2**16
 
 
-@dataclass
 class Side:
-    """One side of an image, padded at both ends to whole patches.
+    """One side of an image, padded at both ends to whole patches; `target` is its length in the target frame.
 
     start: where the image begins in the padded side, because the padding is centred.
     """
 
-    length: int
-    patch: int
-    num_patches: int = field(init=False)
-    padded: int = field(init=False)
-    start: int = field(init=False)
+    def __init__(self, length: int, patch: int, target: int) -> None:
+        self.length = length
+        self.patch = patch
+        self.target = target
+        self.num_patches = -(-length // patch)
+        self.padded = self.num_patches * patch
+        self.start = (self.padded - length) // 2
 
-    def __post_init__(self) -> None:
-        self.num_patches = -(-self.length // self.patch)
-        self.padded = self.num_patches * self.patch
-        self.start = (self.padded - self.length) // 2
-
-    def to_image(self, scale: int) -> Tensor:
+    def to_image(self, scale: int = 1) -> Tensor:
         """The matrix (length, scale x patches): upsample, then unpad."""
         return bilinear(self.num_patches * scale, self.padded)[self.start : self.start + self.length]
+
+    def to_target(self, scale: int = 1) -> Tensor:
+        """As `to_image`, then resized to the target frame."""
+        to_image = self.to_image(scale)
+        if self.target == self.length:
+            return to_image
+        return bilinear(self.length, self.target) @ to_image
 
     def cells(self) -> tuple[Tensor, Tensor]:
         """Where the pixels of the image lie between patch centres, as (starts, shares).
@@ -55,26 +58,17 @@ class Side:
         return (centres - self.start) / self.length
 
 
-@dataclass
 class Geometry:
     """From an image of (height, width), padded on all sides to whole patches, to a grid and back to a target frame.
 
-    Matrices and places come in pairs, of rows and of columns. grid: patches along height and width. padded: the padded
-    frame. start: row and column in the padded frame at which the image begins.
+    sides: rows and columns. grid: patches along height and width. padded: the padded frame. start: row and column in
+    the padded frame at which the image begins.
     """
 
-    height: int
-    width: int
-    patch: int
-    target: tuple[int, int]
-    sides: tuple[Side, Side] = field(init=False)
-    grid: tuple[int, int] = field(init=False)
-    padded: tuple[int, int] = field(init=False)
-    start: tuple[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        rows = Side(self.height, self.patch)
-        columns = Side(self.width, self.patch)
+    def __init__(self, height: int, width: int, patch: int, target: tuple[int, int]) -> None:
+        rows = Side(height, patch, target[0])
+        columns = Side(width, patch, target[1])
+        self.patch = patch
         self.sides = (rows, columns)
         self.grid = (rows.num_patches, columns.num_patches)
         self.padded = (rows.padded, columns.padded)
@@ -86,28 +80,6 @@ class Geometry:
         bottom = rows.padded - rows.length - rows.start
         right = columns.padded - columns.length - columns.start
         return F.pad(images, (columns.start, right, rows.start, bottom))
-
-    def to_image(self, scale: int = 1) -> tuple[Tensor, Tensor]:
-        """Matrices (height, scale x grid rows) and (width, scale x grid columns): upsample, then unpad."""
-        rows, columns = self.sides
-        return rows.to_image(scale), columns.to_image(scale)
-
-    def to_target(self, scale: int = 1) -> tuple[Tensor, Tensor]:
-        """As `to_image`, then resized to the target frame."""
-        rows, columns = self.to_image(scale)
-        if self.target == (self.height, self.width):
-            return rows, columns
-        return bilinear(self.height, self.target[0]) @ rows, bilinear(self.width, self.target[1]) @ columns
-
-    def cells(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The `Side.cells` along height and width."""
-        rows, columns = self.sides
-        return rows.cells(), columns.cells()
-
-    def cell_centres(self, scale: int) -> tuple[Tensor, Tensor]:
-        """The `Side.cell_centres` along height and width."""
-        rows, columns = self.sides
-        return rows.cell_centres(scale), columns.cell_centres(scale)
 
 
 def bilinear(num_in: int, num_out: int) -> Tensor:
@@ -136,8 +108,9 @@ def pixel_centres(height: int, width: int) -> tuple[Tensor, Tensor]:
     return (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width
 
 
-def on_device(pair: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    return pair[0].to(device), pair[1].to(device)
+def on_device(pair: Iterable[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    rows, columns = pair
+    return rows.to(device), columns.to(device)
 
 
 def crop_images(images_u8: Tensor, boxes: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raptor.data.stream import stable_seed
-from raptor.devices import Ranks
+from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.result import HeadTensors, Pick, SeedRun
 from raptor.train.plan import time_steps
 from raptor.train.schedule import learning_rate
@@ -62,32 +62,21 @@ class HeadGrid:
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in (self.weight, self.bias)]
         self.num_steps = 0
 
-    def tensors(self) -> HeadTensors:
-        """weight (G, C, F) and bias (G, C), without gradients."""
-        return self.weight.detach(), self.bias.detach()
-
-    def add_gradients(self, ranks: Ranks) -> None:
-        """Sum the gradients over ranks; one without rows in this batch has none."""
-        if ranks.size == 1:
-            return
-        for p in (self.weight, self.bias):
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            p.grad = ranks.add_(p.grad)
-
     @torch.no_grad()
-    def step(self, factor: float) -> None:
-        """One update at `factor` times each head's learning rate; gradients are cleared."""
+    def step(self, factor: float, ranks: Ranks = ONE_PROCESS) -> None:
+        """One update at `factor` times each head's learning rate, by the gradients of all ranks, which are cleared."""
         self.num_steps += 1
         params = (self.weight, self.bias)
-        grads = [p.grad for p in params]
+        grads = []
+        for p in params:
+            # A rank without rows in this batch has none.
+            grads.append(ranks.add_(torch.zeros_like(p) if p.grad is None else p.grad))
         # Each head is clipped by its own norm, as if it were trained alone.
-        norm_g = sum(g.flatten(1).square().sum(dim=1) for g in grads if g is not None)
+        norm_g = sum(g.flatten(1).square().sum(dim=1) for g in grads)
         # The 1e-6 is that of `clip_grad_norm_`, to which a test compares.
         clip_g = (_MAX_NORM / (torch.as_tensor(norm_g).sqrt() + 1e-6)).clamp(max=1.0)
         debias = [1 - beta**self.num_steps for beta in _BETAS]
         for p, grad, (mean, square) in zip(params, grads, self.moments):
-            assert grad is not None, "backward comes before step"
             shape = (-1,) + (1,) * (p.dim() - 1)
             grad = grad * clip_g.view(shape)
             lr = (self.lr_g * factor).view(shape)
@@ -142,22 +131,17 @@ def train_heads(
         num_steps = min(planned_steps, max_steps)
     choice = Choice(task, lrs)
     if init is not None:
-        choice.see(*heads.tensors(), 0)
+        choice.see(heads.weight.detach(), heads.bias.detach(), 0)
     for step in range(num_steps):
         task.backward(heads.weight, heads.bias, step)
-        heads.add_gradients(task.ranks)
-        heads.step(lr_factor(step, num_steps))
+        heads.step(lr_factor(step, num_steps), task.ranks)
         if step + 1 == num_steps or (step + 1) % task.steps_per_epoch == 0:
             # A run that is cut ends within an epoch, which counts as a whole one.
-            choice.see(*heads.tensors(), -(-(step + 1) // task.steps_per_epoch))
+            epoch = -(-(step + 1) // task.steps_per_epoch)
+            choice.see(heads.weight.detach(), heads.bias.detach(), epoch)
         if progress is not None:
             progress(step + 1, num_steps)
     return choice.finish(seed, num_steps, planned_steps)
-
-
-def steps_that_fit(seconds: float, max_seconds: float) -> int:
-    """How many steps of `seconds` each fit into `max_seconds`; at least one is trained."""
-    return max(1, int(max_seconds / max(seconds, 1e-9)))
 
 
 def step_seconds(task: Task, lrs: Sequence[float]) -> float:
@@ -167,8 +151,7 @@ def step_seconds(task: Task, lrs: Sequence[float]) -> float:
 
     def run(step: int) -> None:
         task.backward(heads.weight, heads.bias, step)
-        heads.add_gradients(task.ranks)
-        heads.step(1.0)
+        heads.step(1.0, task.ranks)
         heads.bias.sum().item()  # waits for the device
 
     seconds, _ = time_steps(run, 1, _NUM_TIMED, time.monotonic, task.ranks)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from raptor.certificate.linear_head import LinearHead
 from raptor.data import DenseData, ImageData, open_data, open_dense
@@ -16,9 +14,8 @@ from raptor.data.split import Split
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
 from raptor.probes.depth import Depth
-from raptor.probes.features import check_layer
-from raptor.probes.grid import Task, grid_around, step_seconds, steps_that_fit, train_heads
-from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
+from raptor.probes.grid import grid_around, step_seconds, train_heads
+from raptor.probes.result import ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
 from raptor.subject import Subject
 from raptor.vit.view import ViT
@@ -55,7 +52,6 @@ def probe(
     weight_decay: float | None = None,
     seeds: Sequence[int] = (0,),
     layer: int | None = None,
-    device: str | torch.device | None = None,
     precision: str | None = None,
     size: _Size = None,
     closed_form: str | None = None,
@@ -93,13 +89,18 @@ def probe(
         progress: called with (steps done, steps in total).
         ranks: the processes that share each batch; all of them call this and get the same heads and scores.
     """
-    own = _check(task, closed_form, init_head)
-    if epochs is None:
-        epochs = own.epochs
-    if batch_size is None:
-        batch_size = own.batch_size
-    if weight_decay is None:
-        weight_decay = own.weight_decay
+    own = DEFAULTS.get(task)
+    if own is None:
+        raise ValueError(f"unknown task {task!r}; use {', '.join(DEFAULTS)}")
+    is_given = not isinstance(init_head, str) or init_head not in _STARTS
+    if task != "classify" and (closed_form is not None or is_given):
+        raise ValueError(f"closed_form and init_head are for the task classify, not {task}")
+    if closed_form is not None and closed_form not in CLOSED_FORMS:
+        raise ValueError(f"unknown closed form {closed_form!r}; use {' or '.join(CLOSED_FORMS)}")
+    if closed_form is not None and is_given:
+        raise ValueError("a closed form has no starting point; leave out init_head or closed_form")
+    epochs = own.epochs if epochs is None else epochs
+    weight_decay = own.weight_decay if weight_decay is None else weight_decay
     # Ties go to the first: the smaller learning rate, the larger penalty.
     if closed_form is not None:
         # The logistic path also starts each fit from the stronger penalty before.
@@ -110,43 +111,41 @@ def probe(
         raise ValueError(f"--seeds {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
     if min(grid) <= 0 or epochs < 1 or not seeds:
         raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
-    if device is not None:
-        vit = vit.to(device)
     # On a CPU bf16 does not pay.
     if precision is None:
         precision = "bf16" if vit.device.type == "cuda" else "fp32"
-    train, val = _open_both(train_data, val_data, task)
+    if val_data is None and not isinstance(train_data, str):
+        raise ValueError("give val_data: opened training data does not say where its validation split is")
+    train = _open(train_data, "train", task)
+    val = _open(train_data if val_data is None else val_data, "val", task)
+    if isinstance(train_data, str) or isinstance(val_data, str):  # a command that opens both has checked them already
+        check_apart(train, val)
     began = time.monotonic()
-    layer = check_layer(vit, layer)
+    layer = vit.num_layers if layer is None else layer
+    if not 0 <= layer <= vit.num_layers:
+        raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
     made: Classify | Segment | Depth
-    if task == "classify":
-        assert isinstance(train, ImageData) and isinstance(val, ImageData)
+    shared: dict[str, Any] = {"batch_size": batch_size or own.batch_size, "precision": precision, "ranks": ranks}
+    if isinstance(train, ImageData) and isinstance(val, ImageData):
         # Centre crops are square.
         if isinstance(size, tuple):
             raise ValueError("classification takes square images: give one size")
-        made = Classify(
-            vit,
-            layer,
-            train,
-            val,
-            batch_size=batch_size,
-            precision=precision,
-            size=size,
-            num_workers=num_workers,
-            ranks=ranks,
-        )
+        made = Classify(vit, layer, train, val, size=size, num_workers=num_workers, **shared)
     else:
         assert isinstance(train, DenseData) and isinstance(val, DenseData)
         dense_task = Segment if task == "segment" else Depth
-        made = dense_task(vit, layer, train, val, batch_size=batch_size, precision=precision, size=size, ranks=ranks)
+        made = dense_task(vit, layer, train, val, size=size, **shared)
     init = None
     if closed_form is not None:
         assert isinstance(made, Classify)
         runs = [fit_closed_form(made, closed_form, grid)]
     else:
-        init = _start(init_head, made)
+        if isinstance(made, Classify) and is_given:
+            init = read_head(init_head, made.fit_data.classes or [], made.num_features)
+        elif isinstance(made, Classify) and init_head == "own":
+            init = made.own_head()
         if max_steps is None and max_seconds is not None:
-            max_steps = steps_that_fit(step_seconds(made, grid), max_seconds)
+            max_steps = max(1, int(max_seconds / max(step_seconds(made, grid), 1e-9)))
         runs = []
         for i, seed in enumerate(seeds):
 
@@ -209,52 +208,12 @@ def probe(
     )
 
 
-def _check(task: str, closed_form: str | None, init_head: object) -> _Defaults:
-    if task not in DEFAULTS:
-        raise ValueError(f"unknown task {task!r}; use {', '.join(DEFAULTS)}")
-    given = not isinstance(init_head, str) or init_head not in _STARTS
-    if task != "classify" and (closed_form is not None or given):
-        raise ValueError(f"closed_form and init_head are for the task classify, not {task}")
-    if closed_form is not None and closed_form not in CLOSED_FORMS:
-        raise ValueError(f"unknown closed form {closed_form!r}; use {' or '.join(CLOSED_FORMS)}")
-    if closed_form is not None and given:
-        raise ValueError("a closed form has no starting point; leave out init_head or closed_form")
-    return DEFAULTS[task]
-
-
-def _open_both(train: _AnyData | str, val: _AnyData | str | None, task: str) -> tuple[_AnyData, _AnyData]:
-    is_named = isinstance(train, str) or isinstance(val, str)
-    if val is None:
-        if not isinstance(train, str):
-            raise ValueError("give val_data: opened training data does not say where its validation split is")
-        val = train
-    opened = (_open(train, "train", task), _open(val, "val", task))
-    if is_named:  # a command that opens both has checked them already
-        check_apart(*opened)
-    return opened
-
-
 def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:
-    if task == "classify":
-        if isinstance(data, str):
-            return open_data(data, split)
-        if not isinstance(data, ImageData):
-            raise ValueError(f"{data.name} was not opened for {task}; use open_data")
-        return data
+    """Data of the task, opened by its name where it is one."""
+    opener = "open_data" if task == "classify" else "open_dense"
     if isinstance(data, str):
-        return open_dense(data, split, task)
-    if not isinstance(data, DenseData) or data.task != task:
-        raise ValueError(f"{data.name} was not opened for {task}; use open_dense")
+        return open_data(data, split) if task == "classify" else open_dense(data, split, task)
+    of_task = "classify" if isinstance(data, ImageData) else data.task
+    if of_task != task:
+        raise ValueError(f"{data.name} was not opened for {task}; use {opener}")
     return data
-
-
-def _start(init_head: str | Path | LinearHead, made: Task) -> HeadTensors | None:
-    """The head a probe starts from; None for a random one."""
-    if init_head == "random" or not isinstance(made, Classify):
-        return None
-    if init_head != "own":
-        return read_head(init_head, made.fit_data.classes or [], made.num_features)
-    head = made.own_head()
-    if head is None:
-        return None
-    return head.weight, head.bias

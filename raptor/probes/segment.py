@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WARPS = 2
 """That share a program of the kernel."""
+_DIVERGED = dict.fromkeys(("miou", "num_classes", "pixel_accuracy"), float("nan"))
 
 
 class Segment(DenseTask):
@@ -33,13 +34,12 @@ class Segment(DenseTask):
         super().__init__(vit, layer, train_data, val_data, **options)
         self.num_outputs = train_data.num_classes
         self.num_features = vit.dim
-        geometry = self.geometry
-        self.to_image = on_device(geometry.to_image(), self.device)
-        self.to_target = on_device(geometry.to_target(), self.device)
-        cell_rows, cell_columns = geometry.cells()
-        self.cell_rows = on_device(cell_rows, self.device)
-        self.cell_columns = on_device(cell_columns, self.device)
-        self.places = on_device(pixel_centres(geometry.height, geometry.width), self.device)
+        sides = self.geometry.sides
+        self.to_image = on_device([side.to_image() for side in sides], self.device)
+        self.to_target = on_device([side.to_target() for side in sides], self.device)
+        rows, columns = sides
+        self.cells = (on_device(rows.cells(), self.device), on_device(columns.cells(), self.device))
+        self.places = on_device(pixel_centres(*self.size), self.device)
 
     def features(self, tokens_btd: Tensor) -> Tensor:
         return tokens_btd[:, self.vit.groups.slice("patches")]
@@ -52,8 +52,7 @@ class Segment(DenseTask):
         # The plain way writes upsampled logits, head by head; the kernel writes nothing of the image's size.
         if logits_bhwgc.is_cuda and HAS_TRITON:
             num_valid = self._num_valid(targets_bhw)
-            cells = (self.cell_rows, self.cell_columns)
-            return fused_gradient(logits_bhwgc, targets_bhw, *cells, self.geometry.patch, num_valid)
+            return fused_gradient(logits_bhwgc, targets_bhw, *self.cells, self.geometry.patch, num_valid)
         return super().gradients(logits_bhwgc, targets_bhw)
 
     def _num_valid(self, targets_bhw: Tensor) -> Tensor:
@@ -65,7 +64,7 @@ class Segment(DenseTask):
 
     def gradient(self, logits_bhwc: Tensor, targets_bhw: Tensor) -> Tensor:
         num_valid = self._num_valid(targets_bhw)
-        num = max(1, MAX_ELEMENTS // (self.num_outputs * self.geometry.height * self.geometry.width))
+        num = max(1, MAX_ELEMENTS // (self.num_outputs * self.size[0] * self.size[1]))
         # The logits come out of a product in this precision; upsampled, they are the largest tensors of a step.
         dtype = torch.bfloat16 if self.precision == "bf16" else logits_bhwc.dtype
         rows = self.to_image[0].to(dtype)
@@ -88,7 +87,7 @@ class Segment(DenseTask):
         for g, metric in enumerate(metrics):
             metric.confmat = counts_gcc[g]
             is_finite = bool(weight_gcf[g].isfinite().all() and bias_gc[g].isfinite().all())
-            scores.append(mean_iou(metric) if is_finite else _diverged())
+            scores.append(mean_iou(metric) if is_finite else dict(_DIVERGED))
         return self.ranks.first(lambda: scores)
 
     def floors(self) -> dict[str, float]:
@@ -134,12 +133,12 @@ def fused_gradient(
     rows: tuple[Tensor, Tensor],
     columns: tuple[Tensor, Tensor],
     patch: int,
-    num_valid: Tensor | None = None,
+    num_valid: Tensor,
 ) -> Tensor:
     """`entropy_gradient` of all heads' upsampled logits, back on the grid, with nothing of the image's size written.
 
-    rows, columns, patch: of the geometry (`cells`). num_valid: by default the labelled pixels of this batch. Each
-    program of the kernel takes the pixels of a cell and adds up what they give the four patches around it; what a patch
+    rows, columns, patch: of the geometry (`cells`). num_valid: the labelled pixels, of all ranks. Each program
+    of the kernel takes the pixels of a cell and adds up what they give the four patches around it; what a patch
     gets from its four cells is added here, in a fixed order.
     """
     from raptor.probes.segment_kernel import kernel
@@ -148,8 +147,6 @@ def fused_gradient(
     logits = logits_bhwgc.float().contiguous()
     labels = labels_bhw.contiguous()
     num, h, w, num_heads, num_classes = logits.shape
-    if num_valid is None:
-        num_valid = (labels != IGNORE_INDEX).sum().clamp(min=1)
     parts = logits.new_empty(4, num, h + 1, w + 1, num_heads, num_classes)
     # Triton wants powers of 2.
     sizes = {"PIXELS": 1 << (patch - 1).bit_length(), "CLASSES": 1 << (num_classes - 1).bit_length()}
@@ -193,13 +190,9 @@ def mean_iou(metric: MulticlassJaccardIndex) -> dict[str, float]:
     occurs = counts.sum(dim=1) > 0
     num_classes = int(occurs.sum())
     if num_classes == 0:
-        return _diverged()
+        return dict(_DIVERGED)
     return {
         "miou": float(metric.compute()[occurs].double().mean()),
         "num_classes": float(num_classes),
         "pixel_accuracy": float(counts.diagonal().sum() / counts.sum()),
     }
-
-
-def _diverged() -> dict[str, float]:
-    return {"miou": float("nan"), "num_classes": float("nan"), "pixel_accuracy": float("nan")}

@@ -53,8 +53,8 @@ def test_the_default_folder_and_the_structure_options(tmp_path: Path, monkeypatc
 
 
 def test_teacher_and_surrogate_are_probed_for_equal_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([3, 30])  # a machine that is busy while the teacher trains
-    monkeypatch.setattr("raptor.probes.protocol.steps_that_fit", lambda *_: next(counts))
+    seconds = iter([0.3, 0.03])  # a machine that is busy while the teacher trains
+    monkeypatch.setattr("raptor.probes.protocol.step_seconds", lambda *_: next(seconds))
     given = {**SMALL, "epochs": 4}
     done = probe("scenes-k3", task="segment", max_seconds=1, out=str(tmp_path), **given)
     assert {side: result.num_steps for side, result in done.results.items()} == {"teacher": 3, "surrogate": 3}

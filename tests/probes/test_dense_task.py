@@ -25,7 +25,7 @@ def test_other_sizes_pad_and_stay_finite(vit: ViT) -> None:
     assert isinstance(train, DenseData) and isinstance(val, DenseData)
     task = Depth(vit, 3, train, val, batch_size=8, precision="fp32", size=27)
     assert task.geometry.padded == (30, 30) and task.geometry.grid == (5, 5)
-    assert task.predict(torch.zeros(1, 5, 5, 256)).shape == (1, 24, 24)
+    assert [tuple(matrix.shape) for matrix in task.to_target] == [(24, 4 * 5)] * 2
     big = run(vit, "classify", [1e-2], size=36, epochs=1)
     assert big.size == (36, 36)
     tokens = normed_tokens(view_at(vit, 36, 36), torch.zeros(1, 3, 36, 36), 3, "fp32")

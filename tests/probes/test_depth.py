@@ -14,15 +14,7 @@ from torchvision.transforms.v2.functional import adjust_brightness, adjust_contr
 from raptor.data import DenseData
 from raptor.data.scenes.drawn import SceneFrames
 from raptor.probes import probe
-from raptor.probes.depth import (
-    Depth,
-    bin_depths,
-    depth_loss_gradient,
-    eigen_crop,
-    expected_depth,
-    jitter_colours,
-    nearest_bin,
-)
+from raptor.probes.depth import Depth, bin_depths, depth_loss_gradient, eigen_crop, expected_depth, nearest_bin
 from raptor.probes.features import normed_tokens
 from raptor.vit.view import ViT
 
@@ -71,9 +63,12 @@ def test_eigen_crop_scales() -> None:
     assert (rows.start, rows.stop, columns.start, columns.stop) == (22, 236, 20, 300)
 
 
-def test_colours_stay_in_range_and_change_per_image() -> None:
+def test_colours_stay_in_range_and_change_per_image(vit: ViT) -> None:
+    train, val = data_for("depth")
+    assert isinstance(train, DenseData) and isinstance(val, DenseData)
+    task = Depth(vit, 3, train, val, batch_size=3, precision="fp32")
     images = torch.rand(3, 3, 8, 8) * 255
-    changed = jitter_colours(images, torch.Generator().manual_seed(0))
+    changed = task.augment(images, torch.Generator().manual_seed(0))
     drawn = 1 + 0.2 * (2 * torch.rand(3, len(images), generator=torch.Generator().manual_seed(0)) - 1)
     for image, ours, (brightness, contrast, saturation) in zip(images / 255, changed / 255, drawn.T.tolist()):
         expected = adjust_contrast(adjust_brightness(image, brightness), contrast)

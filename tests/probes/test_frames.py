@@ -16,7 +16,8 @@ from raptor.probes.frames import Geometry, crop_images, crop_targets, draw_boxes
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 16))
 def test_cells_are_where_bilinear_resizing_takes_its_two_patches(height: int, width: int, patch: int) -> None:
     geometry = Geometry(height, width, patch, (height, width))
-    for num, matrix, (starts, shares) in zip(geometry.grid, geometry.to_image(), geometry.cells()):
+    for side in geometry.sides:
+        num, matrix, (starts, shares) = side.num_patches, side.to_image(), side.cells()
         assert starts[0] == 0 and starts[-1] == len(shares) and int(starts.diff().max()) <= patch
         rebuilt = torch.zeros(len(shares), num + 2)
         for cell in range(num + 1):
@@ -34,7 +35,9 @@ def test_upsampling_is_interpolation_without_the_padding(frame: tuple[int, int])
     whole = F.interpolate(coarse.permute(0, 3, 1, 2), size=geometry.padded, mode="bilinear")
     top, left = geometry.start
     expected = whole[:, :, top : top + frame[0], left : left + frame[1]].permute(0, 2, 3, 1)
-    torch.testing.assert_close(resize(coarse, *geometry.to_image()), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        resize(coarse, *[side.to_image() for side in geometry.sides]), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_padding_round_trip() -> None:
@@ -46,9 +49,9 @@ def test_padding_round_trip() -> None:
     assert torch.equal(padded[:, :, top : top + 30, left : left + 47], images)
     assert padded.count_nonzero() == images.count_nonzero()
     # A ramp over the image, read on the four times finer grid, comes back as the ramp at the target's pixels.
-    rows, columns = geometry.cell_centres(4)
+    rows, columns = (side.cell_centres(4) for side in geometry.sides)
     ramp = (100 * rows[:, None] + columns[None])[None, ..., None]
-    back = resize(ramp, *geometry.to_target(4))[0, ..., 0]
+    back = resize(ramp, *[side.to_target(4) for side in geometry.sides])[0, ..., 0]
     y, x = pixel_centres(60, 94)
     inner = (slice(8, -8), slice(8, -8))
     torch.testing.assert_close(back[inner], (100 * y[:, None] + x[None])[inner], rtol=1e-4, atol=1e-3)
@@ -57,8 +60,9 @@ def test_padding_round_trip() -> None:
 def test_a_linear_head_commutes_with_upsampling() -> None:
     geometry = Geometry(30, 47, patch=7, target=(30, 47))
     features, weight, bias = torch.randn(1, *geometry.grid, 6), torch.randn(4, 6), torch.randn(4)
-    late = F.linear(resize(features, *geometry.to_image()), weight, bias)
-    early = resize(F.linear(features, weight, bias), *geometry.to_image())
+    to_image = [side.to_image() for side in geometry.sides]
+    late = F.linear(resize(features, *to_image), weight, bias)
+    early = resize(F.linear(features, weight, bias), *to_image)
     torch.testing.assert_close(early, late, rtol=1e-4, atol=1e-5)
 
 

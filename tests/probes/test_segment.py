@@ -28,7 +28,7 @@ def test_a_gradient_in_bf16_points_the_same_way() -> None:
     whole, half = (Segment(vit, 4, *frames, batch_size=2, precision=precision) for precision in ("fp32", "bf16"))
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, *whole.geometry.grid, whole.num_outputs, generator=generator)
-    labels = torch.randint(whole.num_outputs, (2, whole.geometry.height, whole.geometry.width), generator=generator)
+    labels = torch.randint(whole.num_outputs, (2, *whole.size), generator=generator)
     labels[0, :5] = 255
     exact, rough = whole.gradient(logits, labels), half.gradient(logits, labels)
     assert rough.dtype == torch.float32
