@@ -34,7 +34,7 @@ ROWS: dict[str, tuple[str, Json]] = {
     "4-weighted": ("+ weighted cls in the last phase", {"stage1_share": 1.0}),
     "5-joint": ("+ joint stage", {"stage1_share": 0.5}),
 }
-_REFIT = "+ probe fitted again"
+# Accuracy in the paper, %, by number of the row.
 PUBLISHED = {"1": 3.9, "2": 72.7, "3": 75.2, "4": 76.7, "5": 82.4, "6": 83.0}
 
 
@@ -43,41 +43,31 @@ class Ablation(SweepConfig):
     """Teacher forcing only; + autoregressive; + depth scaling; + weighted cls; + joint stage; + probe refit
     (Table 2)."""
 
-    model: str | None = None
-    """The teacher; by default the most accurate one of `teachers`."""
-    teachers: str = "runs/stochastic-depth"
-    """Folder of a stochastic-depth sweep."""
-    weights: str | None = None
-    """A local weight file for the model."""
-    size: int | None = None
-    """Image size."""
-    k: int = 3
-    """Blocks."""
-    tokens: str = "pooled"
-    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
-    base: str = "default"
-    """The recipe whose ingredients are added one by one."""
-    budget: str = "1000steps"
-    """Training of each row, both stages together; in steps, so that rows are equal."""
-    batch_size: int = 256
-    """Images per step."""
+    model: str | None = None  # the teacher; by default the most accurate one of `teachers`
+    teachers: str = "runs/stochastic-depth"  # folder of a stochastic-depth sweep
+    weights: str | None = None  # a local weight file for the model
+    size: int | None = None  # image size
+    k: int = 3  # blocks
+    tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
+    base: str = "default"  # the recipe whose ingredients are added one by one
+    budget: str = "1000steps"  # training of each row, both stages together; in steps, so that rows are equal
+    batch_size: int = 256  # images per step
+    # Peak learning rate of every row; by default that of the base recipe, which a short budget may need higher.
     lr: float | None = None
-    """Peak learning rate of every row; by default that of the base recipe, which a short budget may need higher."""
-    refit_epochs: int = 5
-    """Epochs over the training images for the refitted head."""
-    seeds: list[int] = field(default_factory=lambda: [0])
-    """Of every row."""
+    refit_epochs: int = 5  # epochs over the training images for the refitted head
+    seeds: list[int] = field(default_factory=lambda: [0])  # of every row
     out: str = "runs/ablation"
 
 
 def main(config: Ablation) -> Json:
     if not config.budget.endswith(("steps", "epochs")):
         raise ValueError(f"the rows must have equal steps: give --budget in steps or epochs, not {config.budget!r}")
-    model = config.model or best_teacher(config.teachers)
-    common = {name: value for name, value in config.options().items() if name not in ("teachers", "seeds")}
+    common = config.options("teachers", "seeds")
+    common["model"] = config.model or best_teacher(config.teachers)
     cells: dict[str, Json] = {}
     for seed in config.seeds:
-        cells |= {f"{row}-s{seed}": {**common, "model": model, "row": row, "seed": seed} for row in ROWS}
+        for row in ROWS:
+            cells[f"{row}-s{seed}"] = {**common, "row": row, "seed": seed}
     results = run_cells(config, cells, partial(_train, config))
     rows = list(results.values())
     lines = summarise(rows)
@@ -117,24 +107,19 @@ def _train(config: Ablation, options: Json) -> Json:
 
 def _refit(folder: Path, teacher: ViT, pair: Pair, options: Json, config: Ablation) -> Json:
     """Fit the head of the surrogate in `folder` again, and that of the teacher in the same way."""
+    # `distill` saves the head that it fits for a teacher without one.
     kept = folder / "head.safetensors"
-    start = str(kept) if kept.exists() else "own"
+    settings: Json = {
+        "epochs": options["refit_epochs"],
+        "seeds": [options["seed"]],
+        "init_head": str(kept) if kept.exists() else "own",
+        "precision": precision_of(config),
+    }
     surrogate = open_vit(folder / "surrogate", trust_hub=config.trust_hub, device=pick_device(config.device))
-    fitted, of_teacher = (
-        probe(
-            vit,
-            "classify",
-            *pair,
-            epochs=options["refit_epochs"],
-            seeds=[options["seed"]],
-            init_head=start,
-            precision=precision_of(config),
-        )
-        for vit in (surrogate, teacher)
-    )
+    fitted = probe(surrogate, "classify", *pair, **settings)
     return {
         "accuracy": fitted.score,
-        "teacher_accuracy": of_teacher.score,
+        "teacher_accuracy": probe(teacher, "classify", *pair, **settings).score,
         "from_head": fitted.settings.init_head != "random",
     }
 
@@ -144,35 +129,33 @@ def summarise(rows: Sequence[Json]) -> list[Json]:
     lines: list[Json] = []
     for name, (title, _) in ROWS.items():
         found = [row for row in rows if row["row"] == name]
-        if found:
-            lines.append(_mean_line(name[0], title, found))
+        if not found:
+            continue
+        accuracy = spread([row["accuracy"] for row in found])
+        line = {"number": name[0], "row": title, "num_steps": found[0]["num_steps"], "accuracy": accuracy["mean"]}
+        for score in ("teacher_accuracy", "probe", "teacher_probe", "agreement", "r2_last", "r2_lowest"):
+            line[score] = spread([row[score] for row in found])["mean"]
+        lines.append({**line, "num_seeds": len(found), "deviation": accuracy["deviation"]})
     refits = [row["refit"] for row in rows if row["refit"] is not None]
     if refits:
         accuracy = spread([refit["accuracy"] for refit in refits])
-        of_teacher = spread([refit["teacher_accuracy"] for refit in refits])["mean"]
-        again = {"number": "6", "row": _REFIT, "num_seeds": len(refits), "teacher_accuracy": of_teacher}
-        lines.append({**lines[-1], **again, "accuracy": accuracy["mean"], "deviation": accuracy["deviation"]})
+        again = {
+            "number": "6",
+            "row": "+ probe fitted again",
+            "accuracy": accuracy["mean"],
+            "deviation": accuracy["deviation"],
+            "teacher_accuracy": spread([refit["teacher_accuracy"] for refit in refits])["mean"],
+            "num_seeds": len(refits),
+        }
+        lines.append({**lines[-1], **again})
     return lines
-
-
-def _mean_line(number: str, title: str, rows: Sequence[Json]) -> Json:
-    accuracy = spread([row["accuracy"] for row in rows])
-    means = ("teacher_accuracy", "probe", "teacher_probe", "agreement", "r2_last", "r2_lowest")
-    return {
-        "number": number,
-        "row": title,
-        "num_steps": rows[0]["num_steps"],
-        "accuracy": accuracy["mean"],
-        **{name: spread([row[name] for row in rows])["mean"] for name in means},
-        "num_seeds": len(rows),
-        "deviation": accuracy["deviation"],
-    }
 
 
 def table(lines: Sequence[Json]) -> str:
     rows = []
     for line in lines:
-        own, teacher = line["accuracy"], line["teacher_accuracy"]
+        own = line["accuracy"]
+        teacher = line["teacher_accuracy"]
         recovery = own / teacher if own is not None and teacher else None
         seeds = None if line["num_seeds"] == 1 else str(line["num_seeds"])
         row = [line["number"], line["row"], own, line["deviation"], seeds, teacher, recovery]

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
 from claims import Claims, evaluate
-from figures import BLUE, GREEN, GREY, ORANGE, PALETTE, VERMILION, pyplot
+from figures import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot
 from over_teachers import Evidence, holm, mean_over_makes, trend_within_makes
 from sweep import Json, as_json, read_config, write_json
 from teacher_points import TRAINED, UNTRAINED, points_of
 
 CARDS: list[Json] = yaml.safe_load((Path(__file__).parent / "cards.yaml").read_text())
-LARGEST_P = 0.05
-"""Largest p-value, after Holm's correction, of a verdict."""
+LARGEST_P = 0.05  # largest p-value, after Holm's correction, of a verdict
 _TEXTS = ("name", "title", "place", "says", "axis", "note", "why", "changes", "command")
 
 
@@ -41,29 +41,37 @@ class CardVerdict(StrEnum):
 def make_cards(rows: Sequence[Json], specs: Sequence[Json] = CARDS) -> list[Json]:
     """The cards of `specs`, with their verdicts corrected for the number of cards that a test could decide."""
     cards = [_undecided(spec, rows) for spec in specs]
-    open_cards = [(card, spec) for card, spec in zip(cards, specs, strict=True) if "verdict" not in spec]
-    found = [_evidence(card, spec) for card, spec in open_cards]
+    open_cards = []
+    found: list[Evidence | None] = []
+    for card, spec in zip(cards, specs, strict=True):
+        if "verdict" not in spec:
+            open_cards.append(card)
+            found.append(_evidence(card))
     # A card with too few makes could have been tested, so it counts among those corrected for.
     adjusted = holm([1.0 if one is None else one.p for one in found])
-    for (card, spec), one, p in zip(open_cards, found, adjusted, strict=True):
-        card["verdict"] = _verdict(one, p)
-        if one is not None:
-            shown = _back_from_log(one) if spec.get("log") else one
-            card["evidence"] = {"value": shown.value, "lower": shown.lower, "upper": shown.upper, "p": one.p, "holm": p}
+    for card, one, p in zip(open_cards, found, adjusted, strict=True):
+        if one is None:
+            continue
+        if p < LARGEST_P:
+            card["verdict"] = CardVerdict.HOLDS if one.p_for < one.p_against else CardVerdict.FAILS
+        if card["log"]:
+            one = replace(one, value=math.exp(one.value), lower=math.exp(one.lower), upper=math.exp(one.upper))
+        card["evidence"] = {"value": one.value, "lower": one.lower, "upper": one.upper, "p": one.p, "holm": p}
     return cards
 
 
 def _undecided(spec: Json, rows: Sequence[Json]) -> Json:
+    """A card with its points, and with the verdict that cards.yaml gives to those that no test decides."""
     card: Json = {name: spec.get(name, "").strip() for name in _TEXTS}
     card |= {"above": spec.get("above"), "below": spec.get("below")}
     card |= {"trend": spec.get("trend", False), "log": spec.get("log", False)}
-    card["tests"] = spec.get("tests", TRAINED)
-    card["points"] = [one for source in spec["points"] for one in points_of(source, rows)]
+    card |= {"tests": spec.get("tests", TRAINED), "points": [], "evidence": None}
+    for source in spec["points"]:
+        card["points"] += points_of(source, rows)
     for one in card["points"]:
         if "only" in spec and one["make"] not in spec["only"]:
             one["kind"] = "not a test"
-    card["evidence"] = None
-    card["verdict"] = CardVerdict(spec["verdict"]) if "verdict" in spec else CardVerdict.UNDETERMINED
+    card["verdict"] = CardVerdict(spec.get("verdict", "undetermined"))
     card["figure"] = f"paper/results/cards/{spec['name']}.png" if card["points"] else ""
     return card
 
@@ -77,46 +85,34 @@ def makes_of(card: Json) -> dict[str, list[Json]]:
     return dict(makes)
 
 
-def _evidence(card: Json, spec: Json) -> Evidence | None:
-    above, below = card["above"], card["below"]
+def _evidence(card: Json) -> Evidence | None:
     makes = makes_of(card).values()
+    above = card["above"]
+    below = card["below"]
     if card["trend"]:
         pairs = [[(one["p"], one["value"]) for one in teachers] for teachers in makes]
         return trend_within_makes(pairs, above, below)
-    if spec.get("log"):
-        above, below = (math.log(bound) if bound is not None else None for bound in (above, below))
-        return mean_over_makes([[math.log(one["value"]) for one in teachers] for teachers in makes], above, below)
-    return mean_over_makes([[one["value"] for one in teachers] for teachers in makes], above, below)
-
-
-def _back_from_log(found: Evidence) -> Evidence:
-    return replace(found, value=math.exp(found.value), lower=math.exp(found.lower), upper=math.exp(found.upper))
-
-
-def _verdict(found: Evidence | None, adjusted: float) -> CardVerdict:
-    if found is None or adjusted >= LARGEST_P:
-        return CardVerdict.UNDETERMINED
-    return CardVerdict.HOLDS if found.p_for < found.p_against else CardVerdict.FAILS
+    values = [[one["value"] for one in teachers] for teachers in makes]
+    if card["log"]:
+        values = [list(map(math.log, of_make)) for of_make in values]
+        above = math.log(above) if above is not None else None
+        below = math.log(below) if below is not None else None
+    return mean_over_makes(values, above, below)
 
 
 def num_on_side(card: Json) -> int:
     """How many makes have their mean, or their trend, on the claim's side."""
+    above = -math.inf if card["above"] is None else card["above"]
+    below = math.inf if card["below"] is None else card["below"]
     count = 0
     for teachers in makes_of(card).values():
-        values = [one["value"] for one in teachers]
-        value = sum(values) / len(values)
+        value = fmean(one["value"] for one in teachers)
         if card["trend"]:
-            value = _slope([one["p"] for one in teachers], values)
-        above = -math.inf if card["above"] is None else card["above"]
-        below = math.inf if card["below"] is None else card["below"]
+            # The sign of the slope is that of the covariance with p.
+            mean_p = fmean(one["p"] for one in teachers)
+            value = sum((one["p"] - mean_p) * (one["value"] - value) for one in teachers)
         count += above < value < below
     return count
-
-
-def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
 # The figure
@@ -127,34 +123,45 @@ _OTHER_MARKER = ("s", GREEN)
 
 def draw(card: Json) -> Any:
     """A card's teachers: over stochastic depth, or a line of points for each make, with the interval below."""
-    plt = pyplot()
-    makes = list(dict.fromkeys(one["make"] for one in card["points"]))
-    if card["trend"]:
-        figure, axes = plt.subplots(figsize=(6.4, 2.6))
-        for colour, marker, make in zip(PALETTE[1:], "osD", makes):
-            own = [one for one in card["points"] if one["make"] == make]
-            x, y = [one["p"] for one in own], [one["value"] for one in own]
-            axes.plot(x, y, marker, color=colour, label=f"{make} ({len(own)} teachers)", markersize=5, alpha=0.8)
-        axes.set(xlabel="stochastic depth p of the teacher", ylabel=card["axis"])
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-        return figure
+    points: dict[str, list[Json]] = defaultdict(list)
+    for one in card["points"]:
+        points[one["make"]].append(one)
+    return _draw_trend(card, points) if card["trend"] else _draw_makes(card, list(points))
 
+
+def _draw_trend(card: Json, points: dict[str, list[Json]]) -> Any:
+    figure, axes = pyplot().subplots(figsize=(6.4, 2.6))
+    styles = [(VERMILION, "o"), (BLUE, "s"), (GREEN, "D")]
+    for (make, own), (colour, marker) in zip(points.items(), styles):
+        p = [one["p"] for one in own]
+        values = [one["value"] for one in own]
+        axes.plot(p, values, marker, color=colour, label=f"{make} ({len(own)} teachers)", markersize=5, alpha=0.8)
+    axes.set(xlabel="stochastic depth p of the teacher", ylabel=card["axis"])
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _draw_makes(card: Json, makes: list[str]) -> Any:
     found = card["evidence"]
-    figure, axes = plt.subplots(figsize=(6.4, 0.75 + 0.27 * (len(makes) + (found is not None))))
+    names = list(makes)
+    if found is not None:
+        names.append("mean of makes, 95 %")
+    figure, axes = pyplot().subplots(figsize=(6.4, 0.75 + 0.27 * len(names)))
     _shade_claimed(axes, card)
     kinds = list(dict.fromkeys(one["kind"] for one in card["points"]))
     for kind in kinds:
         marker, colour = _MARKERS.get(kind, _OTHER_MARKER)
-        own = [one for one in card["points"] if one["kind"] == kind]
-        x, y = [one["value"] for one in own], [makes.index(one["make"]) for one in own]
-        face = colour if kind != UNTRAINED else "none"
-        axes.plot(x, y, marker, color=colour, markerfacecolor=face, label=kind, markersize=6, alpha=0.8)
-    names = list(makes)
+        values = []
+        places = []
+        for one in card["points"]:
+            if one["kind"] == kind:
+                values.append(one["value"])
+                places.append(makes.index(one["make"]))
+        face = "none" if kind == UNTRAINED else colour
+        axes.plot(values, places, marker, color=colour, markerfacecolor=face, label=kind, markersize=6, alpha=0.8)
     if found is not None:
-        row = len(makes)
         ends = [[found["value"] - found["lower"]], [found["upper"] - found["value"]]]
-        axes.errorbar([found["value"]], [row], xerr=ends, fmt="|", color="black", capsize=3, markersize=8)
-        names.append("mean of makes, 95 %")
+        axes.errorbar([found["value"]], [len(makes)], xerr=ends, fmt="|", color="black", capsize=3, markersize=8)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     if card["log"]:
@@ -167,15 +174,19 @@ def draw(card: Json) -> Any:
 
 def _shade_claimed(axes: Any, card: Json) -> None:
     """The side of the bounds that the paper claims, in grey."""
-    values = [one["value"] for one in card["points"]]
     bounds = [bound for bound in (card["above"], card["below"]) if bound is not None]
-    ends = [] if card["evidence"] is None else [card["evidence"]["lower"], card["evidence"]["upper"]]
-    low, high = min([*values, *bounds, *ends]), max([*values, *bounds, *ends])
+    shown = [*bounds, *(one["value"] for one in card["points"])]
+    if card["evidence"] is not None:
+        shown += [card["evidence"]["lower"], card["evidence"]["upper"]]
+    low = min(shown)
+    high = max(shown)
     if card["log"]:
-        low, high = low / 2, high * 2
+        low /= 2
+        high *= 2
     else:
         margin = 0.06 * (high - low)
-        low, high = low - margin, high + margin
+        low -= margin
+        high += margin
     left = low if card["above"] is None else card["above"]
     right = high if card["below"] is None else card["below"]
     axes.axvspan(left, right, color="#EEEEEE", linewidth=0, zorder=0)
@@ -185,6 +196,7 @@ def _shade_claimed(axes: Any, card: Json) -> None:
 
 
 def main(config: Claims) -> Json:
+    # Imported here because the pages are made of cards, from this file.
     from claims_page import cards_page, experiments_page
 
     found = evaluate(config)

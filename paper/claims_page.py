@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import takewhile
 from pathlib import Path
 
 from cards import CardVerdict, makes_of, num_on_side
@@ -14,8 +13,6 @@ from sweep import Json, markdown
 from verdict import SECTIONS
 
 RECIPES = Path(__file__).parent / "recipes"
-_WITH_TABLE = ("ablation", "table1")
-"""Experiments that are a table in the paper, too; the cards' figures show what the other tables hold."""
 _INTRO = """# The paper's claims
 
 One card per claim that matters, in the paper's words, some shortened. Points are **teachers**, not images; grey is
@@ -57,11 +54,12 @@ def cards_page(found: Json) -> str:
     ]
     for number, card in enumerate(cards, start=1):
         page.append(_card(number, card))
-    not_run = ", ".join(f"`{name}`" for name in recipes_not_run())
-    page += [
-        "## Not run",
-        f"Recipes in `paper/recipes` that were not run, or in part; each says how long it takes: {not_run}.",
-    ]
+    not_run = []
+    for path in sorted(RECIPES.glob("*.yaml")):
+        if "not run" in read_header(path)["Time"].lower():
+            not_run.append(f"`{path.stem}`")
+    what = "Recipes in `paper/recipes` that were not run, or in part; each says how long it takes"
+    page += ["## Not run", f"{what}: {', '.join(not_run)}."]
     return "\n\n".join(page) + "\n"
 
 
@@ -69,22 +67,22 @@ def _summary(cards: list[Json]) -> str:
     """Verdict -> the titles of its cards, each with how many makes of teachers are on the claim's side."""
     rows = []
     for verdict in CardVerdict:
-        titles = [_title(card) for card in cards if card["verdict"] == verdict]
+        titles = []
+        for card in cards:
+            if card["verdict"] == verdict:
+                num = len(makes_of(card))
+                titles.append(f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"])
         if titles:
             rows.append([f"**{verdict}** ({len(titles)})", "; ".join(titles)])
     return markdown(["verdict", "claims (makes of teachers on the claim's side)"], rows)
 
 
-def _title(card: Json) -> str:
-    """A card's title, and how many makes of teachers are on its side."""
-    num = len(makes_of(card))
-    return f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"]
-
-
 def _card(number: int, card: Json) -> str:
     parts = [f"## {number}. {card['title']}", f"> {card['says']} ({card['place']})"]
     if card["figure"]:
-        parts.append(f"![{card['title']}: {card['axis']}]({_link(card['figure'])})")
+        # docs/results/experiments is a link to paper/results.
+        image = card["figure"].replace("paper/results/", "experiments/")
+        parts.append(f"![{card['title']}: {card['axis']}]({image})")
     parts.append(f"{verdict_words(card)} {card['note']}".rstrip())
     parts.append(f"*Would change it:* {card['changes']} `{card['command']}`")
     return "\n\n".join(parts)
@@ -101,32 +99,30 @@ def verdict_words(card: Json) -> str:
     found = card["evidence"]
     if found is None:
         return f"{verdict} {num} make{'s' if num > 1 else ''} of teachers, {side}; an interval needs {NUM_MAKES}."
-    what = "pooled correlation" if card["trend"] else "geometric mean" if card["log"] else "mean"
+    count = f"{num} makes of teachers"
+    what = "geometric mean" if card["log"] else "mean"
+    if card["trend"]:
+        count = f"{sum(map(len, teachers.values()))} teachers of {num} makes"
+        what = "pooled correlation"
     interval = f"{found['value']:.3g} [{found['lower']:.3g}, {found['upper']:.3g}]"
     p = "p < .001" if found["holm"] < 0.001 else f"p = {found['holm']:.2g}"
-    count = (
-        f"{sum(map(len, teachers.values()))} teachers of {num} makes" if card["trend"] else f"{num} makes of teachers"
-    )
     return f"{verdict} {count}, {side}; {what} {interval}, {p} after correction."
-
-
-def _link(path: str) -> str:
-    """A path of the repository as the page in docs/results links it; docs/results/experiments is paper/results."""
-    return path.removeprefix("docs/results/").replace("paper/results/", "experiments/")
-
-
-def recipes_not_run() -> list[str]:
-    """The recipes whose header says that something was not run."""
-    return [path.stem for path in sorted(RECIPES.glob("*.yaml")) if "not run" in read_header(path)["Time"].lower()]
 
 
 def read_header(path: Path) -> dict[str, str]:
     """The comment at the top of a recipe in its parts: About, Command, Time and Expected, as running text."""
-    top = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-    lines = [line.removeprefix("#").strip() for line in top]
-    found = re.split(r"^(Command|Time|Expected)\b:? ?", "\n".join(lines), flags=re.MULTILINE)
-    names = ["About", *found[1::2]]
-    return {name: " ".join(text.split()) for name, text in zip(names, found[::2], strict=True)}
+    name = "About"
+    parts: dict[str, list[str]] = {name: []}
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.removeprefix("#").strip()
+        found = re.match(r"(Command|Time|Expected)\b:? ?(.*)", text)
+        if found:
+            name, text = found.groups()
+            parts[name] = []
+        parts[name] += text.split()
+    return {name: " ".join(words) for name, words in parts.items()}
 
 
 def experiments_page(folder: Path) -> str:
@@ -135,8 +131,10 @@ def experiments_page(folder: Path) -> str:
         "# The paper's experiments, run again",
         "What a reader of [the cards](../claims.md) may want to check: each run's figure, Tables 1 and 2, and links "
         "to JSON, tables and remarks. `paper/recipes` has what each was made with.",
-        *_reading(folder),
     ]
+    reading = folder / "reading.md"
+    if reading.exists():
+        page.append(reading.read_text().strip())
     for name, paths in find_runs(folder).items():
         section = SECTIONS[name]
         page += [f"## {section['title']}", section["question"]]
@@ -149,7 +147,8 @@ def experiments_page(folder: Path) -> str:
 
 
 def _run_shown(path: Path, folder: Path, section: Json, label: str) -> list[str]:
-    run, where = json.loads(path.read_text()), path.relative_to(folder)
+    run = json.loads(path.read_text())
+    where = path.relative_to(folder)
     parts = [f"### {label}"]
     image = path.with_name(f"{section['figure']}.png")
     if image.exists():
@@ -158,7 +157,8 @@ def _run_shown(path: Path, folder: Path, section: Json, label: str) -> list[str]
     table = path.with_suffix(".md")
     if table.exists():
         links.append(f"[table]({where.with_suffix('.md')})")
-        if run["experiment"] in _WITH_TABLE:
+        # These are tables in the paper, too; the cards' figures show what the others hold.
+        if run["experiment"] in ("ablation", "table1"):
             parts.append(table.read_text().strip())
     if path.parent != folder and path.with_name("reading.md").exists():
         links.append(f"[remarks]({where.parent / 'reading.md'})")
@@ -166,8 +166,3 @@ def _run_shown(path: Path, folder: Path, section: Json, label: str) -> list[str]
     if run["missing"]:
         parts.append(f"Not run yet: {', '.join(run['missing'])}.")
     return parts
-
-
-def _reading(folder: Path) -> list[str]:
-    path = folder / "reading.md"
-    return [path.read_text().strip()] if path.exists() else []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from estimates import spread
-from surrogates import cut_phases, images_to_distil, make_surrogate, open_teacher
+from surrogates import cut_phases, make_surrogate, open_teacher
 from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_result
 from torch import Tensor, nn
 
@@ -32,35 +32,30 @@ STUDENTS: dict[str, tuple[str, Json]] = {
     "untied": ("untied, each block once", {"conditioning": "none"}),
     "paper": ("the paper's block and recipe", {"recipe": "paper", "optimizer": None}),
 }
-_SCORES = ("r2_last", "r2_ends", "agreement", "recovery", "recovery_head")
+# Score -> its column.
+SCORES = {
+    "r2_last": "R2 last",
+    "r2_ends": "R2 lowest phase end",
+    "agreement": "agreement",
+    "recovery": "accuracy kept, ridge probe refitted",
+    "recovery_head": "accuracy kept, teacher's head",
+}
 
 
 @dataclass(kw_only=True)
 class Controls(SweepConfig):
     """Students with the parameters of a surrogate but without its recurrence, its depth rows or its recipe."""
 
-    model: str = "timm/vit_small_patch14_reg4_dinov2"
-    """The teacher."""
-    weights: str | None = None
-    """A local weight file for it."""
-    more_data: list[str] | None = None
-    """Further images to distil on, without labels."""
-    size: int | None = None
-    """Image size."""
-    k: int = 3
-    """Blocks of each student."""
-    tokens: str = "pooled"
-    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
-    recipe: str = "long"
-    """Recipe of all students but the paper's."""
-    optimizer: str | None = None
-    """Optimizer of these; by default the recipe's."""
-    budget: str = "5000steps"
-    """Training of each student, in steps, so that they are equal."""
-    batch_size: int = 64
-    """Images per step."""
-    seeds: list[int] = field(default_factory=lambda: [0])
-    """Of the distillations."""
+    model: str = "timm/vit_small_patch14_reg4_dinov2"  # the teacher
+    weights: str | None = None  # a local weight file for it
+    size: int | None = None  # image size
+    k: int = 3  # blocks of each student
+    tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
+    recipe: str = "long"  # recipe of all students but the paper's
+    optimizer: str | None = None  # their optimizer; by default the recipe's
+    budget: str = "5000steps"  # training of each student, in steps, so that they are equal
+    batch_size: int = 64  # images per step
+    seeds: list[int] = field(default_factory=lambda: [0])  # of the distillations
     out: str = "runs/controls"
 
 
@@ -84,16 +79,16 @@ class Stretch(nn.Module):
 def in_stretches(teacher: ViT, phases: Phases) -> ViT:
     """The same teacher, seen as one block per phase: only the states at the ends of phases are left."""
     model = copy.deepcopy(teacher.model)
-    blocks = list(model.get_submodule(teacher.blocks_path).children())
-    stretches = [Stretch(blocks[first - 1 : last]) for first, last in phases.spans]
-    model.set_submodule(teacher.blocks_path, nn.Sequential(*stretches))
-    name = f"{teacher.name} by phases"
     path = teacher.blocks_path
+    blocks = list(model.get_submodule(path).children())
+    stretches = [Stretch(blocks[first - 1 : last]) for first, last in phases.spans]
+    model.set_submodule(path, nn.Sequential(*stretches))
+    name = f"{teacher.name} by phases"
     return open_vit(model, blocks=path, size=teacher.preprocess.size, name=name, device=teacher.device)
 
 
 def main(config: Controls) -> Json:
-    common = {name: value for name, value in config.options().items() if name != "seeds"}
+    common = config.options("seeds")
     cells: dict[str, Json] = {}
     for seed in config.seeds:
         for student in STUDENTS:
@@ -107,9 +102,10 @@ def _train(config: Controls, options: Json) -> Json:
     """Train one student, measure it, and keep its curves at the ends of phases."""
     teacher, pair = open_teacher(options, config)
     phases = cut_phases(teacher, pair[0], options["k"], config, options["tokens"])
-    images = images_to_distil(pair, options, teacher.preprocess, config)
     student = options["student"]
-    named = {name: options[name] for name in ("recipe", "optimizer", "budget", "batch_size", "seed")}
+    named: Json = {}
+    for name in ("recipe", "optimizer", "budget", "batch_size", "seed"):
+        named[name] = options[name]
     named |= STUDENTS[student][1]
     blocks = phases
     if student == "untied":
@@ -118,11 +114,11 @@ def _train(config: Controls, options: Json) -> Json:
         # To compile a stretch of seven blocks takes minutes, which a student of three calls does not win back.
         config = dataclasses.replace(config, compile=False)
     folder = Path(config.out) / "students" / f"{student}-s{options['seed']}"
-    scores = make_surrogate(teacher, images, blocks, folder, config, num_workers=config.num_workers, **named)
+    scores = make_surrogate(teacher, pair, blocks, folder, config, num_workers=config.num_workers, **named)
+    # Students are compared at the states that all of them have. The untied one has no others.
     r2 = scores["curves"]["all"]["r2"]
-    ends = range(phases.k) if student == "untied" else [last - 1 for _, last in phases.spans]
-    lowest = min(r2[end] for end in ends)  # at the states that all students have
-    return {"student": student, "seed": options["seed"], **scores, "phases": list(phases), "r2_ends": lowest}
+    at_ends = r2 if student == "untied" else [r2[last - 1] for _, last in phases.spans]
+    return {"student": student, "seed": options["seed"], **scores, "phases": list(phases), "r2_ends": min(at_ends)}
 
 
 def summarise(results: Sequence[Json]) -> list[Json]:
@@ -131,19 +127,21 @@ def summarise(results: Sequence[Json]) -> list[Json]:
     for student, (title, _) in STUDENTS.items():
         found = [result for result in results if result["student"] == student]
         if found:
-            scores = {name: spread([result[name] for result in found]) for name in _SCORES}
-            same = {name: found[0][name] for name in ("phases", "parameters", "num_steps")}
-            rows.append({"student": student, "title": title, "num_seeds": len(found), **same, "scores": scores})
+            row = {"student": student, "title": title, "num_seeds": len(found), "scores": {}}
+            for name in ("phases", "parameters", "num_steps"):
+                row[name] = found[0][name]
+            for name in SCORES:
+                row["scores"][name] = spread([result[name] for result in found])
+            rows.append(row)
     return rows
 
 
 def table(rows: Sequence[Json]) -> str:
     lines = []
     for row in rows:
-        scores = [row["scores"][name]["mean"] for name in _SCORES]
+        scores = [row["scores"][name]["mean"] for name in SCORES]
         lines.append([row["title"], sum_of(row["phases"]), f"{row['parameters'] / 1e6:.2f}", *scores])
-    columns = ["student", "phases", "block parameters (M)", "R2 last", "R2 lowest phase end", "agreement"]
-    return markdown([*columns, "accuracy kept, ridge probe refitted", "accuracy kept, teacher's head"], lines)
+    return markdown(["student", "phases", "block parameters (M)", *SCORES.values()], lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Statistics of the experiments: means over seeds, z-scores, correlations with bootstrap intervals, trends with p."""
+"""Statistics of the experiments: means over seeds, z-scores, correlations with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from raptor import within_and_across
-
 Array = NDArray[np.float64]
-_NUM_RESAMPLES = 10_000
 LEVEL = 0.95
-_ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+_NUM_RESAMPLES = 10_000
 
 
 def off_diagonal_mean(matrix: ArrayLike) -> float:
@@ -26,17 +23,13 @@ def off_diagonal_mean(matrix: ArrayLike) -> float:
     return float(m[~np.eye(len(m), dtype=bool)].mean())
 
 
-def within_phases_mean(matrix: ArrayLike, lengths: Sequence[int]) -> float | None:
-    """Mean entry off the diagonal of pairs of layers in one phase; None when every phase is one layer."""
-    return within_and_across(matrix, lengths)[0]
-
-
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     """Mean and sample deviation; None where a value is missing, or for the deviation of one."""
-    known = [v for v in values if v is not None]
+    known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return {"mean": None, "deviation": None}
-    return {"mean": fmean(known), "deviation": stdev(known) if len(known) > 1 else None}
+    deviation = stdev(known) if len(known) > 1 else None
+    return {"mean": fmean(known), "deviation": deviation}
 
 
 def z_score(value: float, sample: Sequence[float]) -> dict[str, float | None]:
@@ -45,11 +38,16 @@ def z_score(value: float, sample: Sequence[float]) -> dict[str, float | None]:
     z is None where the sample has fewer than two values or does not vary.
     """
     x = np.asarray(sample, dtype=np.float64)
-    mean = float(x.mean()) if len(x) else None
-    deviation = float(x.std(ddof=1)) if len(x) > 1 else None
-    z = (value - mean) / deviation if mean is not None and deviation else None
-    below = float((x < value).mean()) if len(x) else None
-    return {"value": float(value), "mean": mean, "deviation": deviation, "z": z, "below": below, "num": len(x)}
+    found: dict[str, float | None] = {"value": float(value), "mean": None, "deviation": None, "z": None, "below": None}
+    found["num"] = len(x)
+    if len(x):
+        found["mean"] = mean = float(x.mean())
+        found["below"] = float((x < value).mean())
+    if len(x) > 1:
+        found["deviation"] = deviation = float(x.std(ddof=1))
+        if deviation:
+            found["z"] = (value - mean) / deviation
+    return found
 
 
 def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[str, Any]:
@@ -58,7 +56,8 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
     A resample in which one side does not vary has no correlation and is left out. None where there are fewer than three
     pairs or one side does not vary.
     """
-    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    a = np.asarray(x, dtype=np.float64)
+    b = np.asarray(y, dtype=np.float64)
     assert a.shape == b.shape and a.ndim == 1
     if len(a) < 3 or min(np.ptp(a), np.ptp(b)) == 0:
         return {"num": len(a), "pearson": None, "spearman": None}
@@ -76,7 +75,8 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
                 method="percentile",
                 rng=np.random.default_rng(seed),
             ).bootstrap_distribution
-        lower, upper = np.quantile(resampled[np.isfinite(resampled)], _ENDS)
+        known = resampled[np.isfinite(resampled)]
+        lower, upper = np.quantile(known, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
         found[name] = {"value": float(statistic(a, b)), "lower": float(lower), "upper": float(upper)}
     return found
 
@@ -86,46 +86,14 @@ def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[
     if len(x) < 4 or len(set(given)) < 2:
         return None
     line = np.stack([np.ones(len(given)), np.asarray(given, dtype=float)], axis=1)
-    left = [v - line @ np.linalg.lstsq(line, v, rcond=None)[0] for v in (np.asarray(x, float), np.asarray(y, float))]
-    if min(np.abs(v).max() for v in left) < 1e-12:
-        return None
-    return float(_pearson(*left))
-
-
-def permutation_p(x: Sequence[float], y: Sequence[float], seed: int = 0) -> float | None:
-    """Share of pairings with a Spearman correlation at least as large (one-sided).
-
-    Over all pairings where there are few, else over 10,000 random ones and the real one. None where there are fewer
-    than three pairs or one side does not vary.
-    """
-    if len(x) < 3 or min(np.ptp(x), np.ptp(y)) == 0:
-        return None
-    rank_x = stats.rankdata(x)
-    found = stats.permutation_test(
-        (stats.rankdata(y),),
-        lambda rank_y, axis: _pearson(rank_x, rank_y),
-        permutation_type="pairings",
-        vectorized=True,
-        n_resamples=_NUM_RESAMPLES,
-        alternative="greater",
-        rng=np.random.default_rng(seed),
-    )
-    return float(found.pvalue)
-
-
-def trend(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
-    """Trend of y with x.
-
-    The correlations, the one-sided chance of a rise and of a fall as strong as this one (`p_rise`, `p_fall`), and the
-    mean of y at the smallest and at the largest x (`first`, `last`).
-    """
-    return {
-        **correlation(x, y),
-        "p_rise": permutation_p(x, y),
-        "p_fall": permutation_p(x, [-v for v in y]),
-        "first": fmean(b for a, b in zip(x, y) if a == min(x)) if y else None,
-        "last": fmean(b for a, b in zip(x, y) if a == max(x)) if y else None,
-    }
+    residuals = []
+    for side in (x, y):
+        values = np.asarray(side, dtype=float)
+        residual = values - line @ np.linalg.lstsq(line, values, rcond=None)[0]
+        if np.abs(residual).max() < 1e-12:
+            return None
+        residuals.append(residual)
+    return float(_pearson(*residuals))
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float | None, float | None]:

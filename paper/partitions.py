@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from estimates import correlation, z_score
+from estimates import z_score
 from figures import figure_partitions
 from numpy.typing import ArrayLike
 from surrogates import best_teacher, layer_similarity, make_surrogate, open_teacher
@@ -17,7 +17,6 @@ from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, w
 from raptor import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 
 MEASURES = ("accuracy", "probe", "r2_last", "bounded_r2_last", "r2_lowest")
-_DP_SCORES = ("weighted", "mean", "cut")
 
 
 @dataclass(kw_only=True)
@@ -25,39 +24,30 @@ class Partitions(SweepConfig):
     """Surrogates of one teacher cut by max-cut, by the dynamic programme and at random, the same budget each
     (Figure 3)."""
 
-    model: str | None = None
-    """The teacher; by default the most accurate one of `teachers`."""
-    teachers: str = "runs/stochastic-depth"
-    """Folder of a stochastic-depth sweep."""
-    weights: str | None = None
-    """A local weight file for the model."""
-    k: list[int] = field(default_factory=lambda: [2, 3, 4])
-    """Numbers of blocks."""
-    tokens: str = "pooled"
-    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
+    model: str | None = None  # the teacher; by default the most accurate one of `teachers`
+    teachers: str = "runs/stochastic-depth"  # folder of a stochastic-depth sweep
+    weights: str | None = None  # a local weight file for the model
+    k: list[int] = field(default_factory=lambda: [2, 3, 4])  # numbers of blocks
+    tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
+    # random partitions per k, drawn without replacement from all others with minimum length 1
     num_random: int = 10
-    """Random partitions per k, drawn without replacement from all others with minimum length 1."""
-    budget: str = "300steps"
-    """Training of a surrogate, only in the joint autoregressive stage."""
-    batch_size: int = 256
-    """Images per step of that training."""
-    recipe: str = "default"
-    """Recipe of that training."""
-    seed: int = 0
-    """Of the draws and of every surrogate."""
+    budget: str = "300steps"  # training of a surrogate, only in the joint autoregressive stage
+    batch_size: int = 256  # images per step of that training
+    recipe: str = "default"  # recipe of that training
+    seed: int = 0  # of the draws and of every surrogate
+    # further seeds of the max-cut surrogates, so that their place among the random ones has an interval
     maxcut_seeds: list[int] = field(default_factory=list)
-    """Further seeds of the max-cut surrogates, so that their place among the random ones has an interval."""
     out: str = "runs/partitions"
 
 
 def main(config: Partitions) -> Json:
-    model = config.model or best_teacher(config.teachers)
-    without = ("teachers", "k", "num_random", "maxcut_seeds")
-    common = {name: value for name, value in config.options().items() if name not in without} | {"model": model}
+    common = config.options("teachers", "k", "num_random", "maxcut_seeds")
+    common["model"] = config.model or best_teacher(config.teachers)
     plan = _read_or_make_plan(config, common)
+    # Two ways may choose the same partition, which is one cell.
     cells: dict[str, Json] = {}
     for ways in plan["partitions"].values():
-        for lengths in [*_chosen(ways).values(), *ways["random"]]:
+        for _, lengths in _by_way(ways):
             cells[cell_name(lengths)] = {**common, "phases": lengths}
     again = [seed for seed in config.maxcut_seeds if seed != config.seed]
     for seed in again:
@@ -65,23 +55,26 @@ def main(config: Partitions) -> Json:
             lengths = ways["maxcut"]
             cells[f"{cell_name(lengths)}-s{seed}"] = {**common, "phases": lengths, "seed": seed}
     results = run_cells(config, cells, partial(_train, config))
-    rows, more = [], []
+
+    rows = []
     for ways in plan["partitions"].values():
-        named = [*_chosen(ways).items(), *(("random", lengths) for lengths in ways["random"])]
-        rows += [_row(way, lengths, results, config.seed) for way, lengths in named if cell_name(lengths) in results]
+        for way, lengths in _by_way(ways):
+            if cell_name(lengths) in results:
+                rows.append(_row(way, lengths, config.seed, results[cell_name(lengths)]))
+    of_other_seeds = []
     for seed in again:
         for ways in plan["partitions"].values():
-            if f"{cell_name(ways['maxcut'])}-s{seed}" in results:
-                more.append(_row("maxcut", ways["maxcut"], results, seed, f"-s{seed}"))
-    of_k = {str(k): [row for row in rows if row["k"] == k] for k in config.k}
-    found = {
-        "partitions": plan["partitions"],
-        "similarity": plan["similarity"],
-        "rows": [*rows, *more],
-        "statistics": {k: statistics(own) for k, own in of_k.items()},
-        "longest_phase": {k: longest_phase(own) for k, own in of_k.items()},
-        "maxcut_z": {k: maxcut_z([*own, *(row for row in more if str(row["k"]) == k)]) for k, own in of_k.items()},
-    }
+            lengths = ways["maxcut"]
+            name = f"{cell_name(lengths)}-s{seed}"
+            if name in results:
+                of_other_seeds.append(_row("maxcut", lengths, seed, results[name]))
+
+    found: Json = {"partitions": plan["partitions"], "similarity": plan["similarity"]}
+    found |= {"rows": [*rows, *of_other_seeds], "statistics": {}, "maxcut_z": {}}
+    for k in config.k:
+        own = [row for row in rows if row["k"] == k]
+        found["statistics"][str(k)] = statistics(own)
+        found["maxcut_z"][str(k)] = maxcut_z([*own, *(row for row in of_other_seeds if row["k"] == k)])
     figure = figure_partitions(rows) if rows else None
     return write_result(config, "partitions", cells, found, _table(found), figure)
 
@@ -90,26 +83,31 @@ def cell_name(lengths: Sequence[int]) -> str:
     return "-".join([f"k{len(lengths)}", *map(str, lengths)])
 
 
-def _chosen(ways: Json) -> dict[str, list[int]]:
-    """The partitions that were not drawn at random, by the way of choosing them."""
-    return {way: lengths for way, lengths in ways.items() if way != "random"}
+def _by_way(ways: Json) -> list[tuple[str, list[int]]]:
+    """Each partition with the way of choosing it; the random ones last."""
+    found = [(way, lengths) for way, lengths in ways.items() if way != "random"]
+    found += [("random", lengths) for lengths in ways["random"]]
+    return found
 
 
 def choose_partitions(matrix: ArrayLike, k: int, num_random: int, seed: int) -> Json:
     """Phase lengths by max-cut, by each exact score, and at random (all of them where there are fewer)."""
     best = find_phases(matrix, k)
+    ways: Json = {"maxcut": list(best.lengths)}
+    for score in ("weighted", "mean", "cut"):
+        ways[f"dp-{score}"] = list(find_phases(matrix, k, "dp", score, min_length=1).lengths)
     num = min(num_random, num_partitions(best.num_layers, k) - 1)
     drawn = sample_partitions(best.num_layers, k, num, seed=seed, exclude=[best])
-    exact = {f"dp-{score}": find_phases(matrix, k, "dp", score, min_length=1) for score in _DP_SCORES}
-    ways = {way: list(phases.lengths) for way, phases in {"maxcut": best, **exact}.items()}
-    return {**ways, "random": sorted(list(phases.lengths) for phases in drawn)}
+    ways["random"] = sorted(list(phases.lengths) for phases in drawn)
+    return ways
 
 
 def _read_or_make_plan(config: Partitions, common: Json) -> Json:
     """Which partitions are tried: decided once and kept in plan.json."""
     path = Path(config.out) / "plan.json"
-    names = ("model", "weights", "data", "limit", "seed", "tokens")
-    asked = {"k": config.k, "num_random": config.num_random, **{name: common[name] for name in names}}
+    asked = {"k": config.k, "num_random": config.num_random}
+    for name in ("model", "weights", "data", "limit", "seed", "tokens"):
+        asked[name] = common[name]
     if path.exists():
         plan: Json = json.loads(path.read_text())
         if plan["asked"] != asked:
@@ -145,53 +143,56 @@ def _train(config: Partitions, options: Json) -> Json:
     )
 
 
-def _row(way: str, lengths: list[int], results: dict[str, Json], seed: int, suffix: str = "") -> Json:
-    scores = results[cell_name(lengths) + suffix]
+def _row(way: str, lengths: list[int], seed: int, scores: Json) -> Json:
     kept = {name: scores[name] for name in (*MEASURES, "teacher_accuracy")}
     return {"k": len(lengths), "way": way, "phases": lengths, "seed": seed, **kept}
 
 
 def statistics(rows: Sequence[Json]) -> Json:
     """For one k: where each chosen partition stands among the random ones that differ from it."""
+    random = [row for row in rows if row["way"] == "random"]
     found: Json = {}
     for row in rows:
         if row["way"] == "random":
             continue
-        others = [other for other in rows if other["way"] == "random" and other["phases"] != row["phases"]]
         found[row["way"]] = {}
         for measure in MEASURES:
-            sample = [other[measure] for other in others if other[measure] is not None]
+            sample = []
+            for other in random:
+                if other["phases"] != row["phases"] and other[measure] is not None:
+                    sample.append(other[measure])
             if row[measure] is not None:
                 found[row["way"]][measure] = z_score(row[measure], sample)
     return found
 
 
-def longest_phase(rows: Sequence[Json]) -> Json:
-    """Correlation of accuracy with the length of the longest phase, each partition of one k once."""
-    known = {tuple(row["phases"]): row["accuracy"] for row in rows if row["accuracy"] is not None}
-    return correlation([float(max(lengths)) for lengths in known], list(known.values()))
-
-
 def maxcut_z(rows: Sequence[Json]) -> list[float]:
     """z of the accuracy of each seed's max-cut surrogate among the random partitions of one k."""
-    sample = [row["accuracy"] for row in rows if row["way"] == "random" and row["accuracy"] is not None]
-    chosen = [row["accuracy"] for row in rows if row["way"] == "maxcut" and row["accuracy"] is not None]
-    found = [z_score(accuracy, sample)["z"] for accuracy in chosen]
-    return [z for z in found if z is not None]
+    scored = [row for row in rows if row["accuracy"] is not None]
+    sample = [row["accuracy"] for row in scored if row["way"] == "random"]
+    found = []
+    for row in scored:
+        if row["way"] == "maxcut":
+            z = z_score(row["accuracy"], sample)["z"]
+            if z is not None:
+                found.append(z)
+    return found
 
 
 def _table(found: Json) -> str:
     """A line per k and way of cutting: accuracy under the teacher's own head, and R2."""
+    columns = ["k", "cut by", "phases"]
+    for what in ("accuracy", "R2 last"):
+        columns += [what, f"{what}, random mean", f"{what} sd", f"{what}, z"]
     rows = []
     for k, ways in found["statistics"].items():
         for way, scores in ways.items():
             row = [k, way, sum_of(found["partitions"][k][way])]
             for measure in ("accuracy", "r2_last"):
                 score = scores.get(measure, {})
-                row += [score.get(name) for name in ("value", "mean", "deviation", "z")]
+                row += [score.get("value"), score.get("mean"), score.get("deviation"), score.get("z")]
             rows.append(row)
-    names = [f"{what}{part}" for what in ("accuracy", "R2 last") for part in ("", ", random mean", " sd", ", z")]
-    return markdown(["k", "cut by", "phases", *names], rows)
+    return markdown(columns, rows)
 
 
 if __name__ == "__main__":

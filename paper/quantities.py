@@ -13,7 +13,7 @@ from math import sqrt
 from statistics import fmean
 
 import numpy as np
-from estimates import correlation, over_seeds, trend
+from estimates import correlation, over_seeds
 from surrogates import best_null
 from sweep import Json, entry
 from table1 import share_kept
@@ -71,14 +71,14 @@ def similarity_with_r2(run: Json) -> Number | None:
 
 def layerwise_trend(run: Json, group: str) -> Number | None:
     """Trend with p of the bounded R2, mean over layers."""
-    points = []
+    p = []
+    means = []
     for row in run["rows"]:
         curve = row["raptor"]["curves"].get(group, {}).get("bounded_r2", [None])
         if None not in curve:
-            points.append((row["p"], fmean(curve)))
-    if not points:
-        return None
-    return _of_correlation(trend([p for p, _ in points], [mean for _, mean in points]), "spearman")
+            p.append(row["p"])
+            means.append(fmean(curve))
+    return _of_correlation(correlation(p, means), "spearman")
 
 
 def accuracy_with_r2(run: Json) -> Number | None:
@@ -86,17 +86,21 @@ def accuracy_with_r2(run: Json) -> Number | None:
 
     Teachers that do not overfit get worse with every p, so accuracy and R2 both follow p: they test nothing.
     """
-    scores = [(row["raptor"]["accuracy"], row["raptor"]["bounded_r2_last"]) for row in run["rows"]]
-    known = [(accuracy, r2) for accuracy, r2 in scores if accuracy is not None and r2 is not None]
-    found = correlation([accuracy for accuracy, _ in known], [r2 for _, r2 in known])
-    return _of_correlation(found, "pearson", smaller_budget=_overfit_by(run["rows"]) < _OVERFIT)
+    accuracy = []
+    r2 = []
+    for row in run["rows"]:
+        raptor = row["raptor"]
+        if raptor["accuracy"] is not None and raptor["bounded_r2_last"] is not None:
+            accuracy.append(raptor["accuracy"])
+            r2.append(raptor["bounded_r2_last"])
+    return _of_correlation(correlation(accuracy, r2), "pearson", smaller_budget=_overfit_by(run["rows"]) < _OVERFIT)
 
 
 def _of_correlation(found: Json | None, kind: str, smaller_budget: bool = False) -> Number | None:
     """The correlation with its interval, which fewer than five pairs do not have; None where it is not defined."""
-    r = found[kind] if found is not None else None
-    if found is None or r is None:
+    if found is None or found[kind] is None:
         return None
+    r = found[kind]
     if found["num"] < _MIN_PAIRS:
         return Number(r["value"], None, None, "runs", found["num"], smaller_budget)
     return Number(r["value"], r["lower"], r["upper"], "runs", found["num"], smaller_budget)
@@ -105,8 +109,11 @@ def _of_correlation(found: Json | None, kind: str, smaller_budget: bool = False)
 def _overfit_by(rows: Sequence[Json]) -> float:
     """By how much teachers at the smallest p are better on training images than on others."""
     first = min(row["p"] for row in rows)
-    teachers = [row["teacher"] for row in rows if row["p"] == first]
-    return fmean(teacher["train_accuracy"] - teacher["accuracy"] for teacher in teachers)
+    differences = []
+    for row in rows:
+        if row["p"] == first:
+            differences.append(row["teacher"]["train_accuracy"] - row["teacher"]["accuracy"])
+    return fmean(differences)
 
 
 def accuracy_peak(run: Json) -> Number | None:
@@ -117,17 +124,28 @@ def accuracy_peak(run: Json) -> Number | None:
     The interval is the wider one of that over images and Student's over seeds. The paper speaks of teachers that
     overfit without stochastic depth; others test nothing.
     """
-    by_p: dict[float, dict[int, float]] = defaultdict(dict)
+    by_p: dict[float, dict[int, float]] = defaultdict(dict)  # p -> seed -> accuracy
     for row in run["rows"]:
         by_p[row["p"]][row["seed"]] = row["teacher"]["accuracy"]
     if len(by_p) < 3:
         return None
     mean = {p: fmean(by_seed.values()) for p, by_seed in by_p.items()}
     best, end = _peak_and_end(mean)
-    gains = _left_out_gains(by_p)
+    gain = mean[best] - mean[end]
+
+    # The gain of each seed that every p has.
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in by_p.values())))
+    gains = []
+    if len(seeds) > 1:
+        for seed in seeds:
+            mean_of_others = {}
+            for p, by_seed in by_p.items():
+                mean_of_others[p] = fmean(by_seed[other] for other in seeds if other != seed)
+            chosen, chosen_end = _peak_and_end(mean_of_others)
+            gains.append(by_p[chosen][seed] - by_p[chosen_end][seed])
+
     num_seeds = max(1, len(gains))
     num_images = run["rows"][0]["raptor"]["num_images"] * num_seeds
-    gain = mean[best] - mean[end]
     # Two standard errors of the difference of two accuracies of about this size, as if on different images.
     half = 2 * sqrt(2 * mean[best] * (1 - mean[best]) / num_images) if num_images else 0.0
     if gains:
@@ -144,17 +162,6 @@ def _peak_and_end(mean: dict[float, float]) -> tuple[float, float]:
     return max(middle, key=lambda p: mean[p]), max((first, last), key=lambda p: mean[p])
 
 
-def _left_out_gains(by_p: dict[float, dict[int, float]]) -> list[float]:
-    """The gain of each seed that every p has, at the p that the other ones choose; none where there is one seed."""
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in by_p.values())))
-    gains = []
-    for seed in seeds if len(seeds) > 1 else ():
-        others = [other for other in seeds if other != seed]
-        best, end = _peak_and_end({p: fmean(by_seed[s] for s in others) for p, by_seed in by_p.items()})
-        gains.append(by_p[best][seed] - by_p[end][seed])
-    return gains
-
-
 # Untrained
 
 
@@ -169,27 +176,33 @@ def by_overfitting(run: Json, path: str) -> Number | None:
 
 def gain_over_null_by_training(run: Json, group: str) -> Number | None:
     def gain(row: Json) -> float | None:
-        own, null = entry(row, f"raptor/curves/{group}/r2/-1"), best_null(row["raptor"], group)
+        own = entry(row, f"raptor/curves/{group}/r2/-1")
+        null = best_null(row["raptor"], group)
         return own - null if own is not None and null is not None else None
 
     return _difference(run, "trained", "untrained", gain)
 
 
 def untrained_r2(run: Json) -> Number | None:
-    values = [entry(row, "raptor/curves/cls/r2/-1") for row in run["rows"] if row["kind"] == "untrained"]
-    return _over_seeds([value for value in values if value is not None])
+    values = []
+    for row in run["rows"]:
+        value = entry(row, "raptor/curves/cls/r2/-1")
+        if row["kind"] == "untrained" and value is not None:
+            values.append(value)
+    return _over_seeds(values)
 
 
 def _difference(run: Json, first: str, second: str, measure: Callable[[Json], float | None]) -> Number | None:
     """A measure of one kind of teacher minus that of another one of the same seed."""
-    of_first, of_second = (
-        {row["seed"]: measure(row) for row in run["rows"] if row["kind"] == kind} for kind in (first, second)
-    )
+    of_kind: dict[str, dict[int, float]] = defaultdict(dict)
+    for row in run["rows"]:
+        value = measure(row)
+        if value is not None:
+            of_kind[row["kind"]][row["seed"]] = value
     differences = []
-    for seed, value in of_first.items():
-        other = of_second.get(seed)
-        if value is not None and other is not None:
-            differences.append(value - other)
+    for seed, value in of_kind[first].items():
+        if seed in of_kind[second]:
+            differences.append(value - of_kind[second][seed])
     return _over_seeds(differences)
 
 
@@ -265,13 +278,15 @@ def predictions_stay(run: Json, kind: str, without: int) -> Number | None:
 
 def predictions_within_minus_across(run: Json, without: int) -> Number | None:
     """The same at equal distance: within a phase minus across phases."""
-    means, num = run["stays"][without], run["num_images"]
-    near, far = means["within_matched"], means["across_matched"]
+    num = run["num_images"]
+    near = run["stays"][without]["within_matched"]
+    far = run["stays"][without]["across_matched"]
     if near is None or far is None or not np.isfinite(near - far):
         return None
     deviation = _paired(run, "agreement", without)
     if deviation is None:
-        (near_low, near_high), (far_low, far_high) = _wilson(near, num), _wilson(far, num)
+        near_low, near_high = _wilson(near, num)
+        far_low, far_high = _wilson(far, num)
         return Number(near - far, near_low - far_high, near_high - far_low, "images", num)
     half = 1.96 * max(deviation, 1 / num) / sqrt(num)
     return Number(near - far, max(-1.0, near - far - half), min(1.0, near - far + half), "images", num)
@@ -302,9 +317,10 @@ def learned(run: Json) -> list[Json]:
 
 def swaps_of_model(row: Json) -> Json:
     """A row of swaps.json as the numbers of one model take it."""
-    stays = [row["compared"].get("agreement"), row.get("without_first_agreement")]
-    names = ("pairs", "angle", "angle_std", "phases", "num_images")
-    return {**{name: row.get(name) for name in names}, "matched_std": row.get("matched_std", {}), "stays": stays}
+    found = {name: row.get(name) for name in ("pairs", "angle", "angle_std", "phases", "num_images")}
+    found["matched_std"] = row.get("matched_std", {})
+    found["stays"] = [row["compared"].get("agreement"), row.get("without_first_agreement")]
+    return found
 
 
 def swaps_of_interventions(swaps: Json) -> Json:
@@ -335,11 +351,12 @@ def _kept(row: Json, without: int) -> dict[str, float]:
     """Share of the accuracy kept, means over pairs; NaN where there is no such pair."""
     if row.get("swapped_accuracy"):
         return _turns(row, [value / row["accuracy"] for value in row["swapped_accuracy"]], without)
+    # An earlier run kept only the means.
     means = row.get("without_first_accuracy" if without else "compared_accuracy") or {}
-    kept = dict.fromkeys(("within", "across", "within_matched", "across_matched"), np.nan)
-    for kind in kept:
-        if means.get(kind) is not None:
-            kept[kind] = means[kind] / row["accuracy"]
+    kept = {}
+    for kind in ("within", "across", "within_matched", "across_matched"):
+        mean = means.get(kind)
+        kept[kind] = np.nan if mean is None else mean / row["accuracy"]
     return kept
 
 
@@ -363,8 +380,13 @@ def teacher_forcing_keeps(run: Json) -> Number | None:
         return (of[row] - of["chance"]) / (of["teacher"] - of["chance"])
 
     found = _of_rows(run, lambda of: above_chance(of, "1"), is_share=True)
-    kept = [above_chance(of, "2") for of in _by_number(run["rows"]).values() if {"2", "teacher"} <= of.keys()]
-    if found is None or found.value is None or found.value > _COLLAPSED or (kept and fmean(kept) > _COLLAPSED):
+    if found is None or found.value is None or found.value > _COLLAPSED:
+        return found
+    kept = []
+    for of in _by_number(run["rows"]).values():
+        if "2" in of and "teacher" in of:
+            kept.append(above_chance(of, "2"))
+    if kept and fmean(kept) > _COLLAPSED:
         return found
     return Number(None, None, None, "seeds", found.num)
 
@@ -373,8 +395,12 @@ def lead(run: Json, row: int, but: int | None = None) -> Number | None:
     """A row's gain over the one before minus the largest gain of another one; row `but` is left out."""
 
     def quantity(of: dict[str, float]) -> float:
-        gains = {b: of[b] - of[a] for a, b in pairwise("123456") if b != str(but)}
-        return gains.pop(str(row)) - max(gains.values())
+        gains = {}
+        for before, after in pairwise("123456"):
+            if after != str(but):
+                gains[after] = of[after] - of[before]
+        own = gains.pop(str(row))
+        return own - max(gains.values())
 
     return _of_rows(run, quantity)
 
@@ -389,7 +415,8 @@ def _of_rows(run: Json, quantity: Callable[[dict[str, float]], float], is_share:
 
     A gain that is missing may come with more training; that teacher forcing does not collapse needs no more.
     """
-    values, used = [], []
+    values = []
+    used = []
     for of in _by_number(run["rows"]).values():
         try:
             values.append(quantity(of))
@@ -405,14 +432,11 @@ def _of_rows(run: Json, quantity: Callable[[dict[str, float]], float], is_share:
         half = 2 * sqrt(0.5 / num_images)
         if is_share:
             half = 2 * sqrt(0.25 / num_images) / (used[0]["teacher"] - used[0]["chance"])
-        lower, upper = value - half, value + half
-    return Number(value, lower, upper, "seeds", len(values), not is_share and _is_small_ablation(run))
-
-
-def _is_small_ablation(run: Json) -> bool:
-    """Whether the rows saw fewer images than the paper's."""
+        lower = value - half
+        upper = value + half
     steps = [sum(row["num_steps"].values()) for row in run["rows"] if row.get("num_steps")]
-    return bool(steps) and max(steps) * run["settings"].get("batch_size", _BATCH_SIZE) < PAPER_IMAGES
+    is_small = bool(steps) and max(steps) * run["settings"].get("batch_size", _BATCH_SIZE) < PAPER_IMAGES
+    return Number(value, lower, upper, "seeds", len(values), is_small and not is_share)
 
 
 def _by_number(rows: Sequence[Json]) -> dict[int, dict[str, float]]:
@@ -422,7 +446,9 @@ def _by_number(rows: Sequence[Json]) -> dict[int, dict[str, float]]:
         of = {row["row"][0]: row["accuracy"], "teacher": row["teacher_accuracy"], "chance": row.get("chance") or 0.0}
         if row.get("refit") is not None:
             of["6"] = row["refit"]["accuracy"]
-        found[row["seed"]] |= {name: value for name, value in of.items() if value is not None}
+        for name, value in of.items():
+            if value is not None:
+                found[row["seed"]][name] = value
     return found
 
 
@@ -431,23 +457,31 @@ def _by_number(rows: Sequence[Json]) -> dict[int, dict[str, float]]:
 
 def recovery(run: Json, task: str, k: int) -> Number | None:
     """Score of a task as a share of the teacher's, of each seed."""
-    raptors = [raptor for raptor in _raptors(run) if raptor["k"] == k]
-    return _over_seeds(_recoveries(run, raptors, task), smaller_budget=_is_small_table(run))
+    shares = []
+    for raptor in _raptors(run):
+        share = _share(run, raptor, task)
+        if raptor["k"] == k and share is not None:
+            shares.append(share)
+    return _over_seeds(shares, smaller_budget=_is_small_table(run))
 
 
 def classification_lead(run: Json) -> Number | None:
     """Whether every k keeps more in classification than in the other tasks, seed by seed: the smallest lead over k."""
     by_seed: dict[int, list[float]] = defaultdict(list)
     for raptor in _raptors(run):
-        kept = [_recoveries(run, [raptor], task) for task in ("classify", "segment", "depth")]
-        if all(kept):
-            by_seed[raptor["seed"]].append(kept[0][0] - max(kept[1][0], kept[2][0]))
+        classify = _share(run, raptor, "classify")
+        segment = _share(run, raptor, "segment")
+        depth = _share(run, raptor, "depth")
+        if classify is not None and segment is not None and depth is not None:
+            by_seed[raptor["seed"]].append(classify - max(segment, depth))
     return _over_seeds([min(leads) for leads in by_seed.values()], smaller_budget=_is_small_table(run))
 
 
 def smallest_step(run: Json, score: str) -> Number | None:
     """The smallest rise of a score from one k to the next."""
-    smallest = [min(b - a for a, b in pairwise(curve)) for curve in _curves(run, score)]
+    smallest = []
+    for curve in _curves(run, score):
+        smallest.append(min(after - before for before, after in pairwise(curve)))
     return _over_seeds(smallest, smaller_budget=_is_small_table(run))
 
 
@@ -465,16 +499,11 @@ def _raptors(run: Json) -> list[Json]:
     return [cell for name, cell in run["cells"].items() if name != "teacher"]
 
 
-def _recoveries(run: Json, raptors: Sequence[Json], task: str) -> list[float]:
-    own = run["cells"].get("teacher", {}).get("probes", {}).get(task)
-    shares = []
-    for raptor in raptors:
-        if own is None or task not in raptor["probes"]:
-            continue
-        share = share_kept(raptor["probes"][task], own)
-        if share is not None:
-            shares.append(share)
-    return shares
+def _share(run: Json, raptor: Json, task: str) -> float | None:
+    of_teacher = run["cells"].get("teacher", {}).get("probes", {}).get(task)
+    if of_teacher is None or task not in raptor["probes"]:
+        return None
+    return share_kept(raptor["probes"][task], of_teacher)
 
 
 def _is_small_table(run: Json) -> bool:
@@ -486,18 +515,17 @@ def _is_small_table(run: Json) -> bool:
 
 def _curves(run: Json, score: str) -> list[list[float]]:
     """The scores over k of each seed that has all of them."""
-    by_k: dict[int, dict[int, float | None]] = defaultdict(dict)
+    by_seed: dict[int, dict[int, float]] = defaultdict(dict)
+    ks = set()
     for raptor in _raptors(run):
+        ks.add(raptor["k"])
         value = raptor["probes"]["classify"]["score"] if score == "accuracy" else raptor[score]
-        by_k[raptor["k"]][raptor["seed"]] = value
-    if len(by_k) < 2:
-        return []
+        if value is not None:
+            by_seed[raptor["seed"]][raptor["k"]] = value
     curves = []
-    for seed in sorted(set.intersection(*map(set, by_k.values()))):
-        curve = [by_k[k][seed] for k in sorted(by_k)]
-        known = [value for value in curve if value is not None]
-        if len(known) == len(curve):
-            curves.append(known)
+    for _, of_k in sorted(by_seed.items()):
+        if len(ks) > 1 and len(of_k) == len(ks):
+            curves.append([of_k[k] for k in sorted(ks)])
     return curves
 
 
@@ -514,7 +542,11 @@ def above_smooth(run: Json, k: int) -> Number | None:
     cut = (run.get("evidence") or {}).get(str(k))
     if cut is None or cut["contrast"] is None or cut["smooth"] is None:
         return None
-    lower, upper = (end - cut["smooth"] for end in cut["interval"]) if cut["interval"] else (None, None)
+    lower = None
+    upper = None
+    if cut["interval"]:
+        lower = cut["interval"][0] - cut["smooth"]
+        upper = cut["interval"][1] - cut["smooth"]
     return Number(cut["contrast"] - cut["smooth"], lower, upper, "images", run["num_images"])
 
 
@@ -522,8 +554,8 @@ def lowest_r2(run: Json) -> Number | None:
     """The R2 of a surrogate at its worst layer."""
     r2 = run["curves"]["all"]["r2"]
     layer = int(np.argmin(r2))
-    lower, upper = (end[layer] for end in run["intervals"]["r2"]["all"])
-    return Number(r2[layer], lower, upper, "images", run["num_images"])
+    lower, upper = run["intervals"]["r2"]["all"]
+    return Number(r2[layer], lower[layer], upper[layer], "images", run["num_images"])
 
 
 def flops_ratio(run: Json) -> Number | None:

@@ -45,20 +45,25 @@ def precision_of(config: SweepConfig) -> str:
 
 def open_teacher(options: Json, config: SweepConfig) -> tuple[ViT, Pair]:
     """The teacher that the options of a cell name, and its images."""
-    opening: Json = {name: options.get(name) for name in ("weights", "size")}
-    device = pick_device(config.device)
-    teacher = open_vit(options["model"], **opening, trust_hub=config.trust_hub, device=device)
+    teacher = open_vit(
+        options["model"],
+        weights=options.get("weights"),
+        size=options.get("size"),
+        trust_hub=config.trust_hub,
+        device=pick_device(config.device),
+    )
     return teacher, load_pair(options, teacher.preprocess, config)
 
 
 def load_pair(options: Json, preprocess: Any, config: SweepConfig) -> Pair:
     """The training and held-out images of a cell, by default decoded once and kept on the device."""
-    names = ("data", "val", "limit", "val_images", "more_data", "in_memory")
+    # Written as JSON, options that name the same images are one key of the cache.
+    names = ("data", "val", "limit", "val_images", "in_memory")
     key = json.dumps({name: options.get(name) for name in names})
     return _load_pair(key, preprocess, pick_device(config.device), config.num_workers)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _load_pair(key: str, preprocess: Any, device: str, num_workers: int | None) -> Pair:
     options = json.loads(key)
     chosen = chosen_data(options)
@@ -69,29 +74,34 @@ def _load_pair(key: str, preprocess: Any, device: str, num_workers: int | None) 
     return InMemory(train, preprocess, device, num_workers), InMemory(held_out, preprocess, device, num_workers)
 
 
-@lru_cache(maxsize=1)
-def _load_more(key: str, preprocess: Any, device: str, num_workers: int | None) -> Any:
-    options = json.loads(key)
-    chosen = ChosenData([*options["data"], *options["more_data"]])
-    joined = chosen.training(options["limit"], preprocess.size).without_labels()
-    return joined if options["in_memory"] is False else InMemory(joined, preprocess, device, num_workers)
-
-
 def images_to_distil(pair: Pair, options: Json, preprocess: Any, config: SweepConfig) -> tuple[Any, ...]:
     """The images for `distill`: the pair or, with `more_data`, all images to train on, those held out, the labelled."""
     if not options.get("more_data"):
         return pair
-    key = json.dumps({name: options.get(name) for name in ("data", "limit", "more_data", "in_memory")})
     train, held_out = pair
-    return _load_more(key, preprocess, pick_device(config.device), config.num_workers), held_out, train
+    names = (*options["data"], *options["more_data"])
+    in_memory = options.get("in_memory") is not False
+    device = pick_device(config.device)
+    return _load_more(names, options["limit"], in_memory, preprocess, device, config.num_workers), held_out, train
+
+
+@lru_cache(maxsize=1)
+def _load_more(
+    names: tuple[str, ...], limit: int | None, in_memory: bool, preprocess: Any, device: str, num_workers: int | None
+) -> Any:
+    joined = ChosenData(list(names)).training(limit, preprocess.size).without_labels()
+    return InMemory(joined, preprocess, device, num_workers) if in_memory else joined
 
 
 def chosen_data(options: Json, **given: Any) -> ChosenData:
     """The images that the options of a cell name; one name stands by itself."""
-    data, val = options["data"], options["val"]
+    data = options["data"]
+    val = options["val"]
+    if len(data) == 1:
+        data = data[0]
     if val is not None and len(val) == 1:
         val = val[0]
-    return ChosenData(data[0] if len(data) == 1 else data, val, **given)
+    return ChosenData(data, val, **given)
 
 
 def layer_similarity(vit: ViT, data: Any, config: SweepConfig) -> dict[str, np.ndarray]:
@@ -125,9 +135,13 @@ def make_surrogate(
         compile=config.compile,
         **options,
     )
+    # Needed only to go on; a sweep's surrogates together would fill the disk with them.
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-    summary, scores = done.summary, done.summary.validation
-    curves = {group: {name: metrics[name] for name in _CURVES} for group, metrics in scores.curves.items()}
+    summary = done.summary
+    scores = summary.validation
+    curves: Json = {}
+    for group, metrics in scores.curves.items():
+        curves[group] = {name: metrics[name] for name in _CURVES}
     return {
         "phases": list(summary.phases),
         "num_steps": summary.num_steps,
@@ -145,30 +159,25 @@ def make_surrogate(
 
 def _null_curves(teacher: ViT, images: tuple[Any, ...], phases: Phases, config: SweepConfig) -> Json:
     """R2 of the null models, which need no training: null model -> token group -> curves."""
-    fitting, held_out = (
-        iterate(
-            part,
-            teacher.preprocess,
-            128,
-            device=teacher.device,
-            limit=min(_NULL_IMAGES, len(part)),
-            num_workers=config.num_workers,
-        )
-        for part in images[:2]
-    )
+
+    def batches_of(part: Any) -> Any:
+        num = min(_NULL_IMAGES, len(part))
+        return iterate(part, teacher.preprocess, 128, device=teacher.device, limit=num, num_workers=config.num_workers)
+
     precision = precision_of(config)
-    nulls = fit_null_models(teacher, phases, fitting, precision)
-    curves: dict[str, ErrorCurves] = {}
-    for states, _, batch in Trajectories(teacher, held_out, precision):
+    nulls = fit_null_models(teacher, phases, batches_of(images[0]), precision)
+    measured: dict[str, ErrorCurves] = {}
+    for states, _, batch in Trajectories(teacher, batches_of(images[1]), precision):
         for name, own in nulls.states(batch.images, states, precision).items():
-            if name not in curves:
-                curves[name] = ErrorCurves(teacher.num_layers, teacher.groups)
-            curves[name].update(states, own)
-    found = {name: curve.result().to_dict() for name, curve in curves.items()}
-    return {
-        name: {group: {key: metrics[key] for key in ("r2", "bounded_r2")} for group, metrics in groups.items()}
-        for name, groups in found.items()
-    }
+            if name not in measured:
+                measured[name] = ErrorCurves(teacher.num_layers, teacher.groups)
+            measured[name].update(states, own)
+    found: Json = {}
+    for name, curves in measured.items():
+        found[name] = {}
+        for group, metrics in curves.result().to_dict().items():
+            found[name][group] = {"r2": metrics["r2"], "bounded_r2": metrics["bounded_r2"]}
+    return found
 
 
 @torch.no_grad()
@@ -185,9 +194,12 @@ def top1_accuracy(vit: ViT, data: Any, precision: str) -> float:
 
 def best_null(scores: Json, group: str = "all") -> float | None:
     """R2 at the last layer of the best null model; None where none was measured."""
-    last = [curves[group]["r2"][-1] for curves in scores.get("nulls", {}).values()]
-    known = [value for value in last if value is not None]
-    return max(known) if known else None
+    known = []
+    for curves in scores.get("nulls", {}).values():
+        value = curves[group]["r2"][-1]
+        if value is not None:
+            known.append(value)
+    return max(known, default=None)
 
 
 def best_teacher(folder: str) -> str:

@@ -16,8 +16,6 @@ from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, w
 
 from raptor import InMemory, ViT, compare_pairs, iterate, measure_swaps, pick_device, swap_blocks
 
-KINDS = ("within", "across", "within_matched", "across_matched")
-_OF_THE_HEAD = ("accuracy", "swapped_accuracy", "compared_accuracy", "without_first_accuracy", "chance")
 FIRST = (1,)  # block 1 bears hardly any swap, so means are also given without its pairs
 
 
@@ -26,36 +24,29 @@ class Swaps(SweepConfig):
     """Exchange every pair of blocks of each teacher: accuracy, agreement and angle of the last state, within and
     across phases."""
 
-    models: list[str] | None = None
-    """The teachers; by default all of the sweep in `teachers`."""
-    teachers: str = "runs/stochastic-depth"
-    """Folder of a stochastic-depth sweep."""
-    weights: str | None = None
-    """A local weight file for the models."""
-    k: int = 3
-    """Phases, by max-cut on training images."""
-    tokens: str = "pooled"
-    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
-    num_images: int = 512
-    """Held-out images for agreement and angle."""
+    models: list[str] | None = None  # the teachers; by default all of the sweep in `teachers`
+    teachers: str = "runs/stochastic-depth"  # folder of a stochastic-depth sweep
+    weights: str | None = None  # a local weight file for the models
+    k: int = 3  # phases, by max-cut on training images
+    tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
+    num_images: int = 512  # held-out images for agreement and angle
     out: str = "runs/swaps"
 
 
 def main(config: Swaps) -> Json:
-    common = {name: value for name, value in config.options().items() if name not in ("models", "teachers")}
-    cells = {name: {**common, "model": model, "p": p} for name, (model, p) in _named_models(config).items()}
+    common = config.options("models", "teachers")
+    cells: dict[str, Json] = {}
+    if config.models:
+        for model in config.models:
+            cells[model.strip("/").replace("/", "_")] = {**common, "model": model, "p": None}
+    else:
+        for row in read_sweep(config.teachers):
+            folder = Path(config.teachers) / "teachers" / row["cell"] / "teacher"
+            cells[row["cell"]] = {**common, "model": str(folder), "p": row["p"]}
     results = run_cells(config, cells, partial(_swap, config))
     rows = [{"cell": name, **result} for name, result in results.items()]
     figure = figure_swaps(rows) if rows else None
     return write_result(config, "swaps", cells, {"rows": rows}, _table(rows), figure)
-
-
-def _named_models(config: Swaps) -> dict[str, tuple[str, float | None]]:
-    """Cell -> model, and the p it was trained with where it is of a sweep."""
-    if config.models:
-        return {model.strip("/").replace("/", "_"): (model, None) for model in config.models}
-    folder = Path(config.teachers) / "teachers"
-    return {row["cell"]: (str(folder / row["cell"] / "teacher"), row["p"]) for row in read_sweep(config.teachers)}
 
 
 @torch.no_grad()
@@ -70,7 +61,7 @@ def _swap(config: Swaps, options: Json) -> Json:
     def compare(values: Any, without: Sequence[int] = ()) -> Json:
         return compare_pairs(swaps.pairs, np.asarray(values), phases, without)
 
-    turn, stays = swaps.angle["all"], swaps.agreement
+    turn = swaps.angle["all"]
     compared = {group: compare(spread.mean) for group, spread in swaps.angle.items()}
     row: Json = {
         "p": options["p"],
@@ -83,11 +74,16 @@ def _swap(config: Swaps, options: Json) -> Json:
         "num_images": num,
         "matched_std": swaps.matched_std,
         "without_first": compare(turn.mean, FIRST),
-        **dict.fromkeys(_OF_THE_HEAD),
+        # None without a head, or without labels as it numbers its classes.
+        "accuracy": None,
+        "swapped_accuracy": None,
+        "compared_accuracy": None,
+        "without_first_accuracy": None,
+        "chance": None,
     }
-    if stays is not None:
-        compared["agreement"] = compare(stays.mean)
-        row["without_first_agreement"] = compare(stays.mean, FIRST)
+    if swaps.agreement is not None:
+        compared["agreement"] = compare(swaps.agreement.mean)
+        row["without_first_agreement"] = compare(swaps.agreement.mean, FIRST)
     judged = _judged(vit, options, config)
     if judged is not None:
         accuracy = []
@@ -110,26 +106,27 @@ def _judged(vit: ViT, options: Json, config: Swaps) -> Any:
     judged = chosen.judged(options["val_images"], vit.preprocess.size)
     if judged.labels is None:
         return None
-    known = vit.classes
-    if known is not None and list(judged.classes or ()) != list(known):
+    classes = list(judged.classes or ())
+    if vit.classes is not None and classes != list(vit.classes):
         raise ValueError(f"{judged.name} has classes that are not those of the head of {vit.name}: give other --data")
-    if len(judged.classes or ()) != vit.num_classes:
-        raise ValueError(f"{judged.name} has {len(judged.classes or ())} classes, the head {vit.num_classes}")
+    if len(classes) != vit.num_classes:
+        raise ValueError(f"{judged.name} has {len(classes)} classes, the head {vit.num_classes}")
     return InMemory(judged, vit.preprocess, pick_device(config.device), config.num_workers)
 
 
 def _table(rows: Sequence[Json]) -> str:
+    names = ["accuracy"]
+    for what in ("accuracy", "turn (rad)", "accuracy without block 1,", "turn without block 1,"):
+        for kind in ("within", "across", "within, equal distance", "across, equal distance"):
+            names.append(f"{what} {kind}")
     lines = []
     for row in rows:
         line = [row["cell"], sum_of(row["phases"]), row.get("accuracy")]
-        for means in ("compared_accuracy", "compared", "without_first_accuracy", "without_first"):
-            found = row.get(means) or {}
-            found = found.get("all", {}) if means == "compared" else found
-            line += [found.get(kind) for kind in KINDS]
+        turns = row["compared"]["all"]
+        for means in (row["compared_accuracy"], turns, row["without_first_accuracy"], row["without_first"]):
+            for kind in ("within", "across", "within_matched", "across_matched"):
+                line.append(means[kind] if means else None)
         lines.append(line)
-    kinds = ("within", "across", "within, equal distance", "across, equal distance")
-    whats = ("accuracy", "turn (rad)", "accuracy without block 1,", "turn without block 1,")
-    names = ["accuracy", *(f"{what} {kind}" for what in whats for kind in kinds)]
     return markdown(["teacher", "phases", *names], lines, optional=names)
 
 

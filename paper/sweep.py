@@ -24,43 +24,30 @@ import yaml
 
 Json = dict[str, Any]
 """A JSON object: the options or the result of a cell."""
-Work = Callable[[Json], Json]
-"""Does a cell: options -> result."""
+Config = TypeVar("Config")
 
 
 @dataclass(kw_only=True)
 class SweepConfig:
-    """Options of every sweep. Those of the machine decide no result and are not kept with the cells."""
+    """Options of every sweep. The comment of an option is its line in --help."""
 
-    data: list[str]
-    """Labelled images."""
-    val: list[str] | None = None
-    """Other images to judge on; by default the held-out part of the data."""
-    limit: int | None = None
-    """Use only this many training images."""
-    val_images: int | None = None
-    """Use only this many held-out images."""
-    out: str
-    """Folder of the results."""
-    cells: list[str] | None = None
-    """Do only these cells."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    num_workers: int | None = None
-    """Processes that decode images."""
-    compile: bool | None = None
-    """Compile the training step; by default on a GPU."""
-    trust_hub: bool = False
-    """Run the code of hub repositories."""
+    data: list[str]  # labelled images
+    val: list[str] | None = None  # other images to judge on; by default the held-out part of the data
+    limit: int | None = None  # use only this many training images
+    val_images: int | None = None  # use only this many held-out images
+    out: str  # folder of the results
+    cells: list[str] | None = None  # do only these cells
+    device: str = "auto"  # auto, cpu or cuda
+    num_workers: int | None = None  # processes that decode images
+    compile: bool | None = None  # compile the training step; by default on a GPU
+    trust_hub: bool = False  # run the code of hub repositories
 
-    def options(self) -> Json:
-        """What decides the results."""
+    def options(self, *left_out: str) -> Json:
+        """What decides the results, which is kept with every cell; the machine does not, nor do the names given."""
         entries = dataclasses.asdict(self)
-        return {name: value for name, value in entries.items() if name not in _OF_THE_MACHINE}
-
-
-_OF_THE_MACHINE = ("out", "cells", "device", "num_workers", "compile", "trust_hub")
-Config = TypeVar("Config")
+        for name in ("out", "cells", "device", "num_workers", "compile", "trust_hub", *left_out):
+            entries.pop(name, None)
+        return entries
 
 
 def read_config(kind: type[Config], words: Sequence[str] | None = None) -> Config:
@@ -73,46 +60,54 @@ def read_config(kind: type[Config], words: Sequence[str] | None = None) -> Confi
             sys.exit("--config needs a YAML file")
         entries = yaml.safe_load(Path(rest[place + 1]).read_text())
         del rest[place : place + 2]
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    unknown = sorted(set(entries) - {field.name for field in fields})
+
+    # A required option may stand in the recipe or on the command line.
+    defaults: Json = {}
+    known = set()
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        known.add(field.name)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            defaults[field.name] = tyro.MISSING
+    unknown = sorted(set(entries) - known)
     if unknown:
         sys.exit(f"--config: no option is called {', '.join(unknown)}")
-    # A required option may stand in the recipe or on the command line.
-    absent = dataclasses.MISSING
-    required = {f.name: tyro.MISSING for f in fields if f.default is absent and f.default_factory is absent}
-    default = kind(**{**required, **entries})
+    default = kind(**{**defaults, **entries})
     return tyro.cli(kind, default=default, args=rest, config=(tyro.conf.FlagConversionOff,), description=kind.__doc__)
 
 
-def run_cells(config: SweepConfig, cells: Mapping[str, Json], work: Work) -> dict[str, Json]:
+def run_cells(config: SweepConfig, cells: Mapping[str, Json], work: Callable[[Json], Json]) -> dict[str, Json]:
     """Do the cells that have no file yet. Returns the results that are there, by cell and in their order."""
     folder = Path(config.out) / "cells"
     folder.mkdir(parents=True, exist_ok=True)
     unknown = set(config.cells or ()) - set(cells)
     if unknown:
         raise ValueError(f"no cell {min(unknown)!r}: choose from {', '.join(cells)}")
+    # All are checked before the first is done, which may take hours.
     for name, options in cells.items():
         path = folder / f"{name}.json"
         if path.exists():
             _check_options(path, options)
+
+    results: dict[str, Json] = {}
     for number, (name, options) in enumerate(cells.items(), start=1):
         path = folder / f"{name}.json"
-        if path.exists() or (config.cells is not None and name not in config.cells):
-            continue
-        began = time.monotonic()
-        result = as_json(work(options))
-        seconds = round(time.monotonic() - began, 2)
-        write_json(
-            path, {"cell": name, "options": options, "seconds": seconds, "device": device_name(), "result": result}
-        )
-        print(f"{name} in {seconds:.0f} s, cell {number} of {len(cells)}", file=sys.stderr, flush=True)
-    done = {name: folder / f"{name}.json" for name in cells}
-    return {name: json.loads(path.read_text())["result"] for name, path in done.items() if path.exists()}
+        is_wanted = config.cells is None or name in config.cells
+        if is_wanted and not path.exists():
+            began = time.monotonic()
+            result = as_json(work(options))
+            seconds = round(time.monotonic() - began, 2)
+            saved = {"cell": name, "options": options, "seconds": seconds, "device": _device_name(), "result": result}
+            write_json(path, saved)
+            print(f"{name} in {seconds:.0f} s, cell {number} of {len(cells)}", file=sys.stderr, flush=True)
+        if path.exists():
+            results[name] = json.loads(path.read_text())["result"]
+    return results
 
 
 def _check_options(path: Path, options: Json) -> None:
     """Raise where a cell was made with other options: results of two experiments are not joined in one folder."""
-    saved, asked = json.loads(path.read_text())["options"], as_json(options)
+    saved = json.loads(path.read_text())["options"]
+    asked = as_json(options)
     for name in sorted({*saved, *asked}):
         if saved.get(name) != asked.get(name):
             change = f"{name}: {saved.get(name)} -> {asked.get(name)}"
@@ -123,31 +118,44 @@ def write_result(
     config: SweepConfig, name: str, cells: Mapping[str, Json], found: Json, table: str, figure: Any = None
 ) -> Json:
     """Write NAME.json, NAME.md and the figure, print the table, and return what NAME.json holds."""
+    # Imported here because `raptor` and torch take seconds, which --help need not wait for.
+    import torch
+
+    import raptor
+
     folder = Path(config.out)
-    files = [folder / "cells" / f"{cell}.json" for cell in cells]
-    done = [json.loads(path.read_text()) for path in files if path.exists()]
+    done = []
+    missing = []
+    for cell in cells:
+        path = folder / "cells" / f"{cell}.json"
+        if path.exists():
+            done.append(json.loads(path.read_text()))
+        else:
+            missing.append(cell)
+    python = sys.version.split()[0]
     result = {
         "experiment": name,
         "command": shlex.join(["python", *sys.argv]),
-        "versions": versions(),
+        "versions": {"python": python, "torch": torch.__version__, "raptor": raptor.__version__},
         "device": ", ".join(dict.fromkeys(saved["device"] for saved in done)),
         "cell_seconds": round(sum(saved["seconds"] for saved in done), 1),
         "settings": config.options(),
-        "missing": [path.stem for path in files if not path.exists()],
+        "missing": missing,
         **found,
     }
     write_json(folder / f"{name}.json", as_json(result))
     (folder / f"{name}.md").write_text(table + "\n")
     if figure is not None:
-        save_figure(figure, folder / name)
+        figure.savefig(folder / f"{name}.png")
     print(table)
     print(f"written to {folder / name}.json")
     return result
 
 
-def save_figure(figure: Any, stem: Path) -> None:
-    for kind in ("png", "svg"):
-        figure.savefig(stem.with_suffix(f".{kind}"))
+def _device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -159,14 +167,14 @@ def write_json(path: Path, value: Any) -> None:
 
 def as_json(value: Any) -> Any:
     """`value` as JSON has it: arrays and tuples as lists, None for what is not finite."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): as_json(entry) for name, entry in value.items()}
+        return {str(name): as_json(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(entry) for entry in value]
+        return [as_json(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -175,34 +183,24 @@ def as_json(value: Any) -> Any:
 def entry(tree: Any, path: str) -> Any:
     """The entry of a JSON tree at `a/b/-1`; None where there is none."""
     for name in path.split("/"):
-        if isinstance(tree, list):
-            tree = tree[int(name)] if tree else None
-        else:
-            tree = tree.get(name) if tree is not None else None
+        if not tree:
+            return None
+        tree = tree[int(name)] if isinstance(tree, list) else tree.get(name)
     return tree
-
-
-def versions() -> dict[str, str]:
-    import torch
-
-    import raptor
-
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "raptor": raptor.__version__}
-
-
-def device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str] = ()) -> str:
     """A table as Markdown: numbers to three digits, None as a dash. `optional` columns need a value in some row."""
-    kept = [i for i, name in enumerate(columns) if name not in optional or any(row[i] is not None for row in rows)]
-    lines = [[columns[i] for i in kept], ["---"] * len(kept)]
-    for row in rows:
-        lines.append([_shown(row[i]) for i in kept])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    shown = []
+    for place, name in enumerate(columns):
+        cells = [row[place] for row in rows]
+        if name in optional and cells.count(None) == len(cells):
+            continue
+        shown.append([name, "---", *map(_shown, cells)])
+    lines = []
+    for line in zip(*shown):
+        lines.append("| " + " | ".join(line) + " |")
+    return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,7 @@
-"""Table 1: classification, segmentation and depth of scenes by linear probes, the teacher against k = 2, 3, 4."""
+"""Table 1: classification, segmentation and depth of scenes by linear probes, the teacher against k = 2, 3, 4.
+
+Figure 5 is drawn beside it: what is kept, and R2, against k.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from pathlib import Path
 from estimates import spread
 from figures import figure_recovery
 from surrogates import Pair, cut_phases, images_to_distil, make_surrogate, open_teacher, precision_of
-from sweep import Json, SweepConfig, markdown, read_config, run_cells, save_figure, sum_of, write_result
+from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_result
 
 from raptor import ViT, block_parameters, open_dense, open_vit, pick_device, probe
 
-TASKS = ("classify", "segment", "depth")
-_TITLES = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
+# Task -> its column.
+TASKS = {"classify": "accuracy (%)", "segment": "mIoU (%)", "depth": "RMSE (m)"}
+# The paper's scores in the order of the tasks, by k.
 PUBLISHED = {
     "2": (81.2, 39.6, 0.648),
     "3": (83.0, 43.0, 0.618),
@@ -29,64 +33,45 @@ _OF_TRAINING = ("more_data", "budget", "batch_size", "recipe", "optimizer", "tok
 class Table1(SweepConfig):
     """Probes of the teacher and of surrogates over k and seeds, as one table with recovery (Table 1)."""
 
-    model: str = "timm/vit_small_patch14_reg4_dinov2"
-    """The teacher."""
-    weights: str | None = None
-    """A local weight file for it."""
-    more_data: list[str] | None = None
-    """Further images to distil on, without labels, such as nyuv2:PATH."""
-    segment: str | None = None
-    """Data for segmentation, such as nyuv2:PATH or ade20k:PATH; left out by default."""
-    depth: str | None = None
-    """Data for depth, such as nyuv2:PATH; left out by default."""
-    k: list[int] = field(default_factory=lambda: [2, 3, 4])
-    """Numbers of blocks."""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """Of the distillations; the probes take the same one."""
-    tokens: str = "pooled"
-    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
-    budget: str = "60s"
-    """Training of a surrogate."""
-    batch_size: int | None = None
-    """Images per step of that training; by default the recipe's."""
-    recipe: str = "default"
-    """Recipe of that training."""
-    optimizer: str | None = None
-    """Optimizer of that training; by default the recipe's."""
-    size: int | None = None
-    """Image size for distillation and classification."""
-    segment_size: int | None = None
-    """Shorter side of the frames; by default the data's own."""
-    depth_size: int | None = None
-    """The same for depth."""
+    model: str = "timm/vit_small_patch14_reg4_dinov2"  # the teacher
+    weights: str | None = None  # a local weight file for it
+    more_data: list[str] | None = None  # further images to distil on, without labels, such as nyuv2:PATH
+    segment: str | None = None  # data for segmentation, such as nyuv2:PATH or ade20k:PATH; left out by default
+    depth: str | None = None  # data for depth, such as nyuv2:PATH; left out by default
+    k: list[int] = field(default_factory=lambda: [2, 3, 4])  # numbers of blocks
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])  # of the distillations; the probes take the same one
+    tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
+    budget: str = "60s"  # training of a surrogate
+    batch_size: int | None = None  # images per step of that training; by default the recipe's
+    recipe: str = "default"  # recipe of that training
+    optimizer: str | None = None  # optimizer of that training; by default the recipe's
+    size: int | None = None  # image size for distillation and classification
+    segment_size: int | None = None  # shorter side of the frames; by default the data's own
+    depth_size: int | None = None  # the same for depth
+    # Where the classifier starts: own (the model's own linear head, where it has one), random, or a file.
     init_head: str = "own"
-    """Where the classifier starts: own (the model's own linear head, where it has one), random, or a file."""
-    classify_epochs: int | None = None
-    """Of the probe; by default the task's own."""
-    segment_epochs: int | None = None
-    """The same for segmentation."""
-    depth_epochs: int | None = None
-    """The same for depth."""
-    probe_seconds: float | None = None
-    """Train each probe only for the steps that fit into this time. Recovery is left out if the teacher was trained for
-    another number of steps; epochs give equal numbers."""
+    classify_epochs: int | None = None  # of the probe; by default the task's own
+    segment_epochs: int | None = None  # the same for segmentation
+    depth_epochs: int | None = None  # the same for depth
+    # Decode the images once and keep them on the device; false reads them as they are needed.
     in_memory: bool = True
-    """Decode the images once and keep them on the device; false reads them as they are needed."""
     out: str = "runs/table1"
 
 
 def main(config: Table1) -> Json:
-    common = {name: value for name, value in config.options().items() if name not in ("k", "seeds")}
+    common = config.options("k", "seeds")
     of_teacher = {name: value for name, value in common.items() if name not in _OF_TRAINING}
     cells = {"teacher": {**of_teacher, "k": None, "seed": 0}}
-    cells |= {f"k{k}-s{seed}": {**common, "k": k, "seed": seed} for seed in config.seeds for k in config.k}
+    for seed in config.seeds:
+        for k in config.k:
+            cells[f"k{k}-s{seed}"] = {**common, "k": k, "seed": seed}
     results = run_cells(config, cells, partial(_probe_cell, config))
     teacher = results.get("teacher")
     raptors = [result for name, result in results.items() if name != "teacher"]
     rows = summarise(teacher, raptors)
     found = write_result(config, "table1", cells, {"rows": rows, "cells": results}, table(rows))
     if teacher is not None and raptors:
-        save_figure(figure_recovery(rows), Path(config.out) / "figure5")
+        figure_recovery(rows).savefig(Path(config.out) / "figure5.png")
     return found
 
 
@@ -116,36 +101,38 @@ def _probe_cell(config: Table1, options: Json) -> Json:
 
 def _probes(vit: ViT, pair: Pair, options: Json, config: Table1) -> Json:
     """The probes of one model for which data was given."""
-    wanted = [task for task in TASKS if task == "classify" or options[task] is not None]
-    return {task: _probe(vit, task, pair, options, config) for task in wanted}
-
-
-def _probe(vit: ViT, task: str, pair: Pair, options: Json, config: Table1) -> Json:
-    result = probe(
-        vit,
-        task,
-        *(pair if task == "classify" else _dense_pair(task, options, vit.preprocess.size)),
-        size=options.get(f"{task}_size"),
-        seeds=[options["seed"]],
-        epochs=options[f"{task}_epochs"],
-        init_head=options["init_head"] if task == "classify" else "own",
-        precision=precision_of(config),
-        max_seconds=options["probe_seconds"],
-        num_workers=config.num_workers,
-    )
-    first = result.seeds[0]
-    return {
-        "score": result.score,
-        "metric": result.metric,
-        "higher_is_better": result.higher_is_better,
-        "size": result.size,
-        "num_images": result.num_images,
-        "at_edge": result.at_edge,
-        "seconds": result.seconds,
-        "picked": {"lr": first.chosen.value, "epoch": first.chosen.epoch},
-        "epochs": {"done": first.epochs[-1], "planned": result.settings.epochs},
-        "num_steps": first.num_steps,
-    }
+    found: Json = {}
+    for task in TASKS:
+        images = pair
+        if task != "classify":
+            if options[task] is None:
+                continue
+            images = _dense_pair(task, options, vit.preprocess.size)
+        result = probe(
+            vit,
+            task,
+            *images,
+            size=options.get(f"{task}_size"),
+            seeds=[options["seed"]],
+            epochs=options[f"{task}_epochs"],
+            init_head=options["init_head"] if task == "classify" else "own",
+            precision=precision_of(config),
+            num_workers=config.num_workers,
+        )
+        first = result.seeds[0]
+        found[task] = {
+            "score": result.score,
+            "metric": result.metric,
+            "higher_is_better": result.higher_is_better,
+            "size": result.size,
+            "num_images": result.num_images,
+            "at_edge": result.at_edge,
+            "seconds": result.seconds,
+            "picked": {"lr": first.chosen.value, "epoch": first.chosen.epoch},
+            "epochs": {"done": first.epochs[-1], "planned": result.settings.epochs},
+            "num_steps": first.num_steps,
+        }
+    return found
 
 
 def _dense_pair(task: str, options: Json, size: int) -> Pair:
@@ -161,37 +148,36 @@ def summarise(teacher: Json | None, raptors: Sequence[Json]) -> list[Json]:
     """A row for the teacher and one per k: mean and deviation over seeds of each score, recovery and R2."""
     rows: list[Json] = []
     if teacher is not None:
-        scores = _task_scores([teacher["probes"]], teacher)
+        scores = _task_scores([teacher], teacher)
         rows.append({"k": "teacher", "num_seeds": 1, "parameters": teacher["parameters"], "scores": scores})
     for k in sorted({raptor["k"] for raptor in raptors}):
-        rows.append(_raptor_row([raptor for raptor in raptors if raptor["k"] == k], teacher))
+        of_k = [raptor for raptor in raptors if raptor["k"] == k]
+        first = of_k[0]
+        r2: Json = {}
+        for group in first["curves"]:
+            r2[group] = {}
+            for name in ("r2", "bounded_r2"):
+                r2[group][name] = spread([raptor["curves"][group][name][-1] for raptor in of_k])
+        row = {
+            "k": str(k),
+            "num_seeds": len(of_k),
+            "parameters": first["parameters"],
+            "scores": _task_scores(of_k, teacher),
+            "phases": first["phases"],
+            "r2": r2,
+            "r2_lowest": spread([raptor["r2_lowest"] for raptor in of_k]),
+            "recovery_head": spread([raptor["recovery_head"] for raptor in of_k]),
+            "recovery_ridge": spread([raptor["recovery"] for raptor in of_k]),
+        }
+        rows.append(row)
     return rows
 
 
-def _raptor_row(raptors: Sequence[Json], teacher: Json | None) -> Json:
-    first = raptors[0]
-    r2 = {}
-    for group in first["curves"]:
-        curves = [raptor["curves"][group] for raptor in raptors]
-        r2[group] = {name: spread([curve[name][-1] for curve in curves]) for name in ("r2", "bounded_r2")}
-    return {
-        "k": str(first["k"]),
-        "num_seeds": len(raptors),
-        "parameters": first["parameters"],
-        "scores": _task_scores([raptor["probes"] for raptor in raptors], teacher),
-        "phases": first["phases"],
-        "r2": r2,
-        "r2_lowest": spread([raptor["r2_lowest"] for raptor in raptors]),
-        "recovery_head": spread([raptor["recovery_head"] for raptor in raptors]),
-        "recovery_ridge": spread([raptor["recovery"] for raptor in raptors]),
-    }
-
-
-def _task_scores(probes: Sequence[Json], teacher: Json | None) -> Json:
-    """Scores by task, over the probes of several seeds."""
-    found = {}
-    for task in probes[0]:
-        of_seeds = [by_task[task] for by_task in probes]
+def _task_scores(models: Sequence[Json], teacher: Json | None) -> Json:
+    """Scores by task, over the probes of models with several seeds."""
+    found: Json = {}
+    for task in models[0]["probes"]:
+        of_seeds = [model["probes"][task] for model in models]
         recovery = None
         if teacher is not None and task in teacher["probes"]:
             recovery = spread([share_kept(own, teacher["probes"][task]) for own in of_seeds])
@@ -206,38 +192,43 @@ def _task_scores(probes: Sequence[Json], teacher: Json | None) -> Json:
 
 def share_kept(own: Json, teacher: Json) -> float | None:
     """Score as a share of the teacher's, for errors the other way round; None where the probes trained differently."""
-    scores = (own["score"], teacher["score"])
-    if None in scores or own.get("num_steps") != teacher.get("num_steps"):
+    top = own["score"]
+    bottom = teacher["score"]
+    if top is None or bottom is None or own.get("num_steps") != teacher.get("num_steps"):
         return None
-    top, bottom = scores if teacher["higher_is_better"] else scores[::-1]
+    if not teacher["higher_is_better"]:
+        top, bottom = bottom, top
     return top / bottom if bottom else None
 
 
 def table(rows: Sequence[Json]) -> str:
-    tasks = [task for task in TASKS if rows and task in rows[0]["scores"]]
     columns = ["k", "phases", "block parameters (M)"]
-    for task in tasks:
-        columns += [_TITLES[task], "recovery", "paper"]
-    return markdown([*columns, "ridge probe, recovery", "R2 last"], [_table_line(row, tasks) for row in rows])
-
-
-def _table_line(row: Json, tasks: Sequence[str]) -> list[str | None]:
-    line: list[str | None] = [row["k"], sum_of(row.get("phases", [])) or "–", f"{row['parameters'] / 1e6:.2f}"]
-    for task in tasks:
-        score = row["scores"][task]
-        published = PUBLISHED.get(row["k"])
-        line.append(shown(score, percent=task != "depth"))
-        line.append(shown(score["recovery"], percent=True, unit=" %"))
-        line.append(None if published is None else f"{published[TASKS.index(task)]:g}")
-    r2 = row["r2"]["all"]["r2"] if "r2" in row else None
-    return [*line, shown(row.get("recovery_ridge"), percent=True, unit=" %"), shown(r2)]
+    probed = rows[0]["scores"] if rows else {}
+    for task, title in TASKS.items():
+        if task in probed:
+            columns += [title, "recovery", "paper"]
+    lines = []
+    for row in rows:
+        line = [row["k"], sum_of(row.get("phases", [])) or "–", f"{row['parameters'] / 1e6:.2f}"]
+        for place, task in enumerate(TASKS):
+            if task not in probed:
+                continue
+            score = row["scores"][task]
+            line.append(shown(score, percent=task != "depth"))
+            line.append(shown(score["recovery"], percent=True, unit=" %"))
+            line.append(f"{PUBLISHED[row['k']][place]:g}" if row["k"] in PUBLISHED else None)
+        line.append(shown(row.get("recovery_ridge"), percent=True, unit=" %"))
+        line.append(shown(row["r2"]["all"]["r2"]) if "r2" in row else None)
+        lines.append(line)
+    return markdown([*columns, "ridge probe, recovery", "R2 last"], lines)
 
 
 def shown(found: Json | None, percent: bool = False, unit: str = "") -> str | None:
     """`mean ± deviation`; None where there is no mean."""
     if found is None or found["mean"] is None:
         return None
-    scale, digits = (100, 1) if percent else (1, 3)
+    scale = 100 if percent else 1
+    digits = 1 if percent else 3
     text = f"{scale * found['mean']:.{digits}f}"
     if found["deviation"] is not None:
         text += f" ± {scale * found['deviation']:.{digits}f}"

@@ -5,6 +5,7 @@ The numbers come from the rows of claims.json and from the recorded results; not
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +22,7 @@ from raptor import smooth_matrix
 
 PAPER = ROOT / "paper" / "results"
 RESULTS = ROOT / "docs" / "results"
+# Name of a model or of the data that small teachers were trained on -> make.
 MAKES = {
     "dinov2s": "DINOv2-S",
     "focus": "DINOv2-S",  # trained on for another task, from the same weights: not a make of its own
@@ -30,8 +32,8 @@ MAKES = {
     "imagenet-20": "imagenet-20",
     "cifar10": "CIFAR-10",
 }
-TRAINED, UNTRAINED = "trained", "untrained"
-_MODELS = {"vit_small_patch14_reg4_dinov2": "dinov2s", "vit_base_patch16_224": "vitb16"}
+TRAINED = "trained"
+UNTRAINED = "untrained"
 
 
 def point(make: str, value: float, kind: str = TRAINED, p: float | None = None) -> Json:
@@ -44,13 +46,17 @@ def points_of(source: Json, rows: Sequence[Json]) -> list[Json]:
     if "rows" in source:
         found = _of_rows(source, rows)
     elif "measure" in source:
-        measure = globals()[source["measure"]]
         arguments = {name: source[name] for name in ("path", "minus") if name in source}
-        found = measure(**arguments)
+        found = globals()[source["measure"]](**arguments)
     else:
-        found = [_of_file(source)]
+        saved = read(ROOT / source["file"])
+        value = entry(saved, source["path"])
+        if "over" in source:
+            value /= entry(saved, source["over"])
+        found = [point(source["make"], float(value))]
     if "add" in source:
-        found = [{**one, "kind": source["add"]} for one in found]
+        for one in found:
+            one["kind"] = source["add"]
     return found
 
 
@@ -61,67 +67,52 @@ def _of_rows(source: Json, rows: Sequence[Json]) -> list[Json]:
         is_named = row["says"].startswith(source["rows"]) and source.get("run", "") in row["source"]
         if not is_named or row["number"] is None or row["number"]["value"] is None:
             continue
-        make = _make_of(row["on"])
-        found.append(point(make, row["number"]["value"]))
-        found += [point(make, twin["value"], UNTRAINED) for twin in row["untrained"]]
+        # `dinov2s (L = 12), imagenet-20` is about DINOv2-S.
+        name = row["on"].partition(",")[0].partition(" (")[0]
+        found.append(point(MAKES[name], row["number"]["value"]))
+        for twin in row["untrained"]:
+            found.append(point(MAKES[name], twin["value"], UNTRAINED))
     return found
-
-
-def _make_of(on: str) -> str:
-    """The make that a row is about: `dinov2s (L = 12), imagenet-20` is DINOv2-S."""
-    return MAKES[on.partition(",")[0].partition(" (")[0]]
-
-
-def _of_file(source: Json) -> Json:
-    saved = read(ROOT / source["file"])
-    value = entry(saved, source["path"])
-    if "over" in source:
-        value /= entry(saved, source["over"])
-    return point(source["make"], float(value))
 
 
 # Stochastic depth and similarity
 
 
-def _make_of_run(run: Json) -> str:
-    return next(make for name, make in MAKES.items() if name in run["settings"]["data"])
+def _runs_of(experiment: str) -> list[tuple[str, Json]]:
+    """The runs of an experiment, each with the make of its teachers by their data."""
+    found = []
+    for file in find_runs(PAPER)[experiment]:
+        run = read(file)
+        make = next(make for name, make in MAKES.items() if name in run["settings"]["data"])
+        found.append((make, run))
+    return found
 
 
 def from_sweeps(path: str, minus: str | None = None) -> list[Json]:
     """A number of every teacher of the sweeps over stochastic depth."""
     found = []
-    for file in find_runs(PAPER)["stochastic-depth"]:
-        run = read(file)
+    for make, run in _runs_of("stochastic-depth"):
         for row in run["rows"]:
             value = entry(row, path)
             if minus is not None:
                 value -= entry(row, minus)
-            found.append(point(_make_of_run(run), value, p=row["p"]))
+            found.append(point(make, value, p=row["p"]))
     return found
 
 
 def above_smooth() -> list[Json]:
     """The contrast of three phases minus that of a smooth matrix, for every recorded similarity of pooled tokens."""
     found = []
-    for name, make in (
-        ("dinov2s-pooled", "dinov2s"),
-        ("focus", "focus"),
-        ("vitb16", "vitb16"),
-        ("scenes", "scenes"),
-    ):
-        (model,) = read(RESULTS / f"phases-{name}.json")["models"]
-        found.append(point(MAKES[make], _contrast_above_smooth(model["similarity"]["pooled"])))
-    for file in find_runs(PAPER)["stochastic-depth"]:
-        run = read(file)
-        for row in run["rows"]:
-            matrix = row["similarity"]["matrices"]["pooled"]
-            found.append(point(_make_of_run(run), _contrast_above_smooth(matrix)))
-    for run in _runs_on_training():
-        for row in run["rows"]:
-            # The trained networks of these runs are among those of the sweeps or had too few steps.
-            if row["kind"] == UNTRAINED:
-                matrix = row["similarity"]["matrices"]["pooled"]
-                found.append(point(_make_of_run(run), _contrast_above_smooth(matrix), UNTRAINED))
+    for file, name in (("dinov2s-pooled", "dinov2s"), ("focus", "focus"), ("vitb16", "vitb16"), ("scenes", "scenes")):
+        (model,) = read(RESULTS / f"phases-{file}.json")["models"]
+        found.append(point(MAKES[name], _contrast_above_smooth(model["similarity"]["pooled"])))
+    for experiment, kind in (("stochastic-depth", TRAINED), ("untrained", UNTRAINED)):
+        for make, run in _runs_of(experiment):
+            for row in run["rows"]:
+                # The trained networks of the second are among those of the first or had too few steps.
+                if row.get("kind", TRAINED) == kind:
+                    matrix = row["similarity"]["matrices"]["pooled"]
+                    found.append(point(make, _contrast_above_smooth(matrix), kind))
     return found
 
 
@@ -132,40 +123,40 @@ def _contrast_above_smooth(matrix: ArrayLike) -> float:
 
 
 def similarity_by_training() -> list[Json]:
-    """Similarity of layers of each trained network minus the mean of untrained ones of its make."""
+    """Similarity of layers of each trained network minus the mean of untrained ones of its run."""
+    path = "similarity/means/pooled/off_diagonal"
     found = []
-    for run in _runs_on_training():
+    for make, run in _runs_of("untrained"):
         if quantities.is_briefly_trained(run["settings"]):
             continue
-        path = "similarity/means/pooled/off_diagonal"
-        untrained = [entry(row, path) for row in run["rows"] if row["kind"] == UNTRAINED]
+        untrained = fmean(entry(row, path) for row in run["rows"] if row["kind"] == UNTRAINED)
         for row in run["rows"]:
             if row["kind"] == TRAINED:
-                found.append(point(_make_of_run(run), entry(row, path) - fmean(untrained)))
+                found.append(point(make, entry(row, path) - untrained))
     return found
 
 
 def followed_untrained() -> list[Json]:
     """The bounded R2 of the last layer with which three tied blocks follow each untrained network."""
     found = []
-    for run in _runs_on_training():
+    for make, run in _runs_of("untrained"):
         for row in run["rows"]:
             if row["kind"] == UNTRAINED:
-                found.append(point(_make_of_run(run), row["raptor"]["bounded_r2_last"], UNTRAINED))
+                found.append(point(make, row["raptor"]["bounded_r2_last"], UNTRAINED))
     return found
-
-
-def _runs_on_training() -> list[Json]:
-    return [read(file) for file in find_runs(PAPER)["untrained"]]
 
 
 def max_cut_of_two() -> list[Json]:
     """The share that two blocks keep of a teacher on tiny-imagenet, by the teacher's own head."""
-    rows = read(PAPER / "partitions" / "partitions.json")["rows"]
-    (surrogate,) = [row for row in rows if row["k"] == 2 and row["way"] == "maxcut"]
-    sweep = read(PAPER / "stochastic-depth" / "stochastic-depth.json")["rows"]
-    (teacher,) = [row for row in sweep if row["cell"] == "p0-s0"]
-    return [point(MAKES["tiny-imagenet-100"], surrogate["accuracy"] / teacher["teacher"]["accuracy"])]
+    surrogate = None
+    for row in read(PAPER / "partitions" / "partitions.json")["rows"]:
+        if row["k"] == 2 and row["way"] == "maxcut":
+            surrogate = row["accuracy"]
+    teacher = None
+    for row in read(PAPER / "stochastic-depth" / "stochastic-depth.json")["rows"]:
+        if row["cell"] == "p0-s0":
+            teacher = row["teacher"]["accuracy"]
+    return [point(MAKES["tiny-imagenet-100"], surrogate / teacher)]
 
 
 # Swaps
@@ -174,47 +165,46 @@ def max_cut_of_two() -> list[Json]:
 def turn_across_minus_within() -> list[Json]:
     """The turn of the last state by a swap across phases minus that within one, at equal distance between blocks."""
     found = []
-    for run, row in _swapped():
+    for make, row in _swapped():
         turns = row["compared"]["all"]
-        found.append(point(_make_of_swapped(run, row), turns["across_matched"] - turns["within_matched"]))
+        found.append(point(make, turns["across_matched"] - turns["within_matched"]))
     return found
 
 
-def _swapped() -> list[tuple[Json, Json]]:
-    """Every model that blocks were swapped in, with its run."""
-    runs = [read(file) for file in find_runs(PAPER)["swaps"]]
-    return [(run, row) for run in runs for row in run["rows"]]
-
-
-def _make_of_swapped(run: Json, row: Json) -> str:
-    if row["p"] is not None:
-        return _make_of_run(run)
-    return MAKES["vitb16"] if "vit_base" in row["cell"] else MAKES["dinov2s"]
+def _swapped() -> list[tuple[str, Json]]:
+    """Every model that blocks were swapped in, with its make: a teacher of a sweep has that of its data."""
+    found = []
+    for make, run in _runs_of("swaps"):
+        for row in run["rows"]:
+            own = make
+            if row["p"] is None:
+                own = MAKES["vitb16"] if "vit_base" in row["cell"] else MAKES["dinov2s"]
+            found.append((own, row))
+    return found
 
 
 def kept_by_swaps_within() -> list[Json]:
     """The share of predictions that stay when two blocks of one phase change places."""
-    found = [point(MAKES["dinov2s"], _kept_within(RESULTS / "dynamics" / "dinov2s-interventions.json", "teacher"))]
-    for run, row in _swapped():
+    found = [_kept_within("dinov2s", "teacher")]
+    for make, row in _swapped():
         if row["compared"].get("agreement") is not None:
-            found.append(point(_make_of_swapped(run, row), row["compared"]["agreement"]["within"]))
+            found.append(point(make, row["compared"]["agreement"]["within"]))
     return found
 
 
 def kept_by_surrogate() -> list[Json]:
     """The same of a surrogate, where only the rows of the depth table change places."""
-    path = RESULTS / "dynamics" / "dinov2s-five-minutes-interventions.json"
-    return [point(MAKES["dinov2s"], _kept_within(path, "surrogate"))]
+    return [_kept_within("dinov2s-five-minutes", "surrogate")]
 
 
 def kept_by_its_teacher() -> list[Json]:
-    path = RESULTS / "dynamics" / "dinov2s-five-minutes-interventions.json"
-    return [point(MAKES["dinov2s"], _kept_within(path, "teacher"))]
+    return [_kept_within("dinov2s-five-minutes", "teacher")]
 
 
-def _kept_within(path: Path, model: str) -> float:
-    swaps = quantities.swaps_of_interventions(read(path)[model]["swaps"])
-    return float(swaps["stays"][0]["within"])
+def _kept_within(name: str, model: str) -> Json:
+    saved = read(RESULTS / "dynamics" / f"{name}-interventions.json")
+    swaps = quantities.swaps_of_interventions(saved[model]["swaps"])
+    return point(MAKES["dinov2s"], float(swaps["stays"][0]["within"]))
 
 
 # Run time
@@ -222,9 +212,10 @@ def _kept_within(path: Path, model: str) -> float:
 
 def run_time() -> list[Json]:
     """The time of a surrogate over its teacher's, averaged over the measurements of each batch size."""
-    times: dict[tuple[str, int], list[float]] = {}
+    models = {"vit_small_patch14_reg4_dinov2": "dinov2s", "vit_base_patch16_224": "vitb16"}
+    ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
     for run in read(RESULTS / "passes.json")["runs"]:
         if run["device"] != "cpu":
-            key = (_MODELS[Path(run["model"]).name], run["batch_size"])
-            times.setdefault(key, []).append(run["ratios"]["surrogate"])
-    return [point(MAKES[name], fmean(ratios)) for (name, _), ratios in times.items()]
+            name = models[Path(run["model"]).name]
+            ratios[name, run["batch_size"]].append(run["ratios"]["surrogate"])
+    return [point(MAKES[name], fmean(of_batch)) for (name, _), of_batch in ratios.items()]

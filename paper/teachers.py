@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from estimates import off_diagonal_mean, within_phases_mean
+from estimates import off_diagonal_mean
 from surrogates import Pair, layer_similarity, load_pair, make_surrogate, precision_of, top1_accuracy
 from sweep import Json, SweepConfig
 
@@ -22,45 +22,34 @@ from raptor import (
     open_vit,
     pick_device,
     train_teacher,
+    within_and_across,
 )
 
-SHAPE = "vit_tiny_patch16_224"
+SHAPE = "vit_tiny_patch16_224"  # the timm model whose dimensions the options replace
 _TRAIN_SAMPLE = 5000  # training images on which a teacher's training accuracy is measured
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
+# ImageNet's mean and deviation of a channel.
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(kw_only=True)
 class ScratchConfig(SweepConfig):
     """The shape and the training of teachers made from scratch, and the training of their surrogates."""
 
-    k: int = 3
-    """Blocks of each surrogate."""
-    tokens: str = "pooled"
-    """The tokens whose similarity is cut: all, cls, registers, patches, pooled."""
-    size: int = 64
-    """The teacher's image size."""
-    patch: int = 8
-    """The teacher's patch side in pixels."""
-    dim: int = 192
-    """The teacher's width."""
-    depth: int = 12
-    """The teacher's number of blocks."""
-    heads: int = 3
-    """The teacher's attention heads."""
-    rescale: bool = False
-    """Divide kept updates by 1 - p."""
-    teacher_budget: str = "20epochs"
-    """Training of a teacher."""
-    teacher_batch: int = 512
-    """Images per step of a teacher's training."""
-    teacher_lr: float = 1e-3
-    """Peak learning rate of a teacher's training."""
-    raptor_budget: str = "1000steps"
-    """Training of a surrogate, only in the joint autoregressive stage."""
-    raptor_batch: int = 256
-    """Images per step of a surrogate's training."""
-    recipe: str = "default"
-    """Recipe of a surrogate's training."""
+    k: int = 3  # blocks of each surrogate
+    tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
+    size: int = 64  # the teacher's image size
+    patch: int = 8  # the teacher's patch side in pixels
+    dim: int = 192  # the teacher's width
+    depth: int = 12  # the teacher's number of blocks
+    heads: int = 3  # the teacher's attention heads
+    rescale: bool = False  # divide kept updates by 1 - p
+    teacher_budget: str = "20epochs"  # training of a teacher
+    teacher_batch: int = 512  # images per step of a teacher's training
+    teacher_lr: float = 1e-3  # peak learning rate of a teacher's training
+    raptor_budget: str = "1000steps"  # training of a surrogate, only in the joint autoregressive stage
+    raptor_batch: int = 256  # images per step of a surrogate's training
+    recipe: str = "default"  # recipe of a surrogate's training
 
 
 def check_shape(config: ScratchConfig, drops: Sequence[float]) -> None:
@@ -130,11 +119,12 @@ def similarity_of(teacher: ViT, data: object, options: Json, config: SweepConfig
     """The matrices, the max-cut phases, and two means of each matrix: off its diagonal and within the phases."""
     matrices = layer_similarity(teacher, data, config)
     phases = find_phases(matrices[options["tokens"]], options["k"])
-    means = {}
+    rounded: Json = {}
+    means: Json = {}
     for name, matrix in matrices.items():
-        within = within_phases_mean(matrix, phases.lengths)
+        rounded[name] = matrix.round(5).tolist()
+        within, _ = within_and_across(matrix, phases.lengths)
         means[name] = {"off_diagonal": off_diagonal_mean(matrix), "within_phases": within}
-    rounded = {name: matrix.round(5).tolist() for name, matrix in matrices.items()}
     return {"matrices": rounded, "phases": list(phases.lengths), "means": means, **means["all"]}
 
 
@@ -160,10 +150,13 @@ def teacher_scores(vit: ViT, pair: Pair, folder: Path, config: SweepConfig) -> J
     """Accuracy on held-out images and on a sample of the training images, both as centre crops."""
     train, held_out = pair
     sample = train.select(train.sample(min(_TRAIN_SAMPLE, len(train))))
+    seconds = None
     summary = folder / "summary.json"
+    if summary.exists():  # an untrained teacher has none
+        seconds = json.loads(summary.read_text())["seconds"]
     return {
         "accuracy": top1_accuracy(vit, held_out, precision_of(config)),
         "train_accuracy": top1_accuracy(vit, sample, precision_of(config)),
         "parameters": block_parameters(vit),
-        "seconds": json.loads(summary.read_text())["seconds"] if summary.exists() else None,
+        "seconds": seconds,
     }

@@ -25,28 +25,27 @@ from teachers import (
 
 from raptor import ViT
 
-_KINDS = ("trained", "untrained", "overfitted")
-
 
 @dataclass(kw_only=True)
 class Untrained(ScratchConfig):
     """A trained teacher, its untrained start and an overfitted copy: similarity, and how well a surrogate fits each."""
 
-    p: float = 0.3
-    """Stochastic depth of the trained teacher."""
-    seeds: list[int] = field(default_factory=lambda: [0])
-    """Of teacher and surrogate."""
+    p: float = 0.3  # stochastic depth of the trained teacher
+    seeds: list[int] = field(default_factory=lambda: [0])  # of teacher and surrogate
+    # The overfitted teacher sees only these, without augmentation, smoothing or stochastic depth.
     overfit_images: int = 5000
-    """The overfitted teacher sees only these, without augmentation, smoothing or stochastic depth."""
+    # Folder of a stochastic-depth sweep; its teacher at p is taken if it is there, else trained here.
     teachers: str = "runs/stochastic-depth"
-    """Folder of a stochastic-depth sweep; its teacher at p is taken if it is there, else trained here."""
     out: str = "runs/untrained"
 
 
 def main(config: Untrained) -> Json:
     check_shape(config, [config.p])
-    common = {name: value for name, value in config.options().items() if name != "seeds"}
-    cells = {f"{kind}-s{s}": {**common, "kind": kind, "seed": s} for s in config.seeds for kind in _KINDS}
+    common = config.options("seeds")
+    cells: dict[str, Json] = {}
+    for seed in config.seeds:
+        for kind in ("trained", "untrained", "overfitted"):
+            cells[f"{kind}-s{seed}"] = {**common, "kind": kind, "seed": seed}
     results = run_cells(config, cells, partial(_train, config))
     rows = list(results.values())
     figure = figure_untrained(rows) if rows else None
@@ -95,11 +94,15 @@ def steps_of(budget: str, steps_per_epoch: int) -> str:
 def _table(rows: Sequence[Json]) -> str:
     lines = []
     for row in rows:
-        teacher, similarity, raptor = row["teacher"], row["similarity"], row["raptor"]
+        teacher = row["teacher"]
+        similarity = row["similarity"]
+        raptor = row["raptor"]
+        cls = raptor["curves"]["cls"]
+        patches = raptor["curves"]["patches"]
         line = [row["kind"], row["seed"], sum_of(raptor["phases"]), teacher["accuracy"], teacher["train_accuracy"]]
         line += [similarity["off_diagonal"], similarity["within_phases"], similarity["means"]["cls"]["within_phases"]]
-        line += [raptor["curves"]["cls"][name][-1] for name in ("r2", "bounded_r2", "pearson")]
-        line += [raptor["curves"]["patches"][name][-1] for name in ("r2", "bounded_r2")]
+        line += [cls["r2"][-1], cls["bounded_r2"][-1], cls["pearson"][-1]]
+        line += [patches["r2"][-1], patches["bounded_r2"][-1]]
         lines.append([*line, best_null(raptor, "cls"), best_null(raptor, "patches")])
     columns = ["teacher", "seed", "phases", "accuracy", "train", "similarity", "within phases", "within phases, cls"]
     columns += ["cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2"]

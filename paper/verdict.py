@@ -25,8 +25,8 @@ from sweep import Json
 
 ROOT = Path(__file__).parents[1]
 SECTIONS: Json = yaml.safe_load((Path(__file__).parent / "claims.yaml").read_text())
+# Enough for a verdict. However many untrained twins, their difference to one trained model is about one training.
 _ENOUGH = {"images": 16, "seeds": 3, "runs": 3, "twins": inf, "counted": 0}
-"""Enough for a verdict. However many untrained twins, their difference to one trained model is about one training."""
 
 
 class Verdict(StrEnum):
@@ -41,30 +41,22 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim of the paper on one teacher: a row of the page.
+    """One claim of the paper on one teacher: a row of claims.json, whose entries stand in this order."""
 
-    Attributes:
-        place, says: where the paper makes it, and what it says. on: the teacher and the data.
-        number: what decides; None where nothing was measured. above, below: its bounds.
-        untrained: the same number of untrained models of the same make, each with its cut where that counts.
-        source: the JSON file. command: what made it. machine: where it ran. figure: the picture.
-        recipe: what would test the claim, where it was not tested.
-        not_comparable: why our number does not mean what the paper's does; empty where it does.
-    """
-
-    place: str
+    place: str  # where the paper makes it
     says: str
-    on: str = ""
-    number: Number | None = None
-    above: float | None = None
+    on: str = ""  # the teacher and the data
+    number: Number | None = None  # what decides; None where nothing was measured
+    above: float | None = None  # its bounds
     below: float | None = None
+    # The same number of untrained models of the same make, each with its cut where that counts.
     untrained: tuple[tuple[Number, str], ...] = ()
-    source: str = ""
-    command: str = ""
-    machine: str = ""
+    source: str = ""  # the JSON file
+    command: str = ""  # what made it
+    machine: str = ""  # where it ran
     figure: str = ""
-    recipe: str = ""
-    not_comparable: str = ""
+    recipe: str = ""  # what would test the claim, where it was not tested
+    not_comparable: str = ""  # why our number does not mean what the paper's does; empty where it does
 
     @property
     def verdict(self) -> Verdict:
@@ -75,8 +67,7 @@ class Claim:
         """Whether every untrained model beside it meets the bounds, too; None where there is none."""
         if not self.untrained:
             return None
-        verdicts = [judge(number, self.above, self.below) for number, _ in self.untrained]
-        return all(verdict is Verdict.AGREES for verdict in verdicts)
+        return all(judge(number, self.above, self.below) is Verdict.AGREES for number, _ in self.untrained)
 
     def to_dict(self) -> Json:
         saved = dict(vars(self))
@@ -89,15 +80,12 @@ def judge(number: Number | None, above: float | None, below: float | None) -> Ve
     """The verdict on a claim that the number lies between the bounds."""
     if number is None or number.value is None or not isfinite(number.value):
         return Verdict.NOT_TESTED
-    if number.num < _ENOUGH[number.basis]:
+    if number.num < _ENOUGH[number.basis] or number.lower is None or number.upper is None:
         return Verdict.UNDETERMINED
-    return _by_interval(number, -inf if above is None else above, inf if below is None else below)
-
-
-def _by_interval(number: Number, above: float, below: float) -> Verdict:
-    """The verdict that the interval gives, however few seeds or images it rests on."""
-    if number.lower is None or number.upper is None:
-        return Verdict.UNDETERMINED
+    if above is None:
+        above = -inf
+    if below is None:
+        below = inf
     if number.lower > above and number.upper < below:
         return Verdict.AGREES
     is_outside = number.upper <= above or number.lower >= below
@@ -108,7 +96,9 @@ def claim_of(line: Json, section: Json, says: str | None = None, **given: Any) -
     """A line of claims.yaml as a claim."""
     fields = {"place": line["place"].replace("{base}", ""), "says": says or line["says"]}
     fields["recipe"] = section.get("recipe", "")
-    fields |= {name: line[name] for name in ("above", "below", "recipe", "not_comparable") if name in line}
+    for name in ("above", "below", "recipe", "not_comparable"):
+        if name in line:
+            fields[name] = line[name]
     return Claim(**{**fields, **given})
 
 
@@ -127,6 +117,8 @@ def number_of(line: Json, run: Json, **names: object) -> Number | None:
     if "number" not in line:
         return None
     function, *arguments = line["number"]
-    filled = [argument.format(**names) if isinstance(argument, str) else argument for argument in arguments]
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, str):
+            arguments[place] = argument.format(**names)
     measure: Callable[..., Number | None] = getattr(quantities, function)
-    return measure(run, *filled)
+    return measure(run, *arguments)

@@ -21,7 +21,7 @@ RECIPES = sorted(FOLDER.glob("*.yaml"))
 def test_the_header_gives_command_time_and_expected_result(path: Path) -> None:
     header = read_header(path)
     assert set(header) == {"About", "Command", "Time", "Expected"} and all(header.values())
-    assert header["Command"].startswith(("python paper/", "raptor dynamics"))
+    assert header["Command"].startswith(("python paper/", "raptor dynamics", "raptor phases"))
     assert f"--config paper/recipes/{path.name}" in header["Command"]
 
 
@@ -29,7 +29,7 @@ def test_the_header_gives_command_time_and_expected_result(path: Path) -> None:
 def test_a_recipe_has_only_options_of_its_script(path: Path) -> None:
     script = re.search(r"python paper/(\w+)\.py", read_header(path)["Command"])
     if script is None:
-        return  # of raptor dynamics
+        return  # of a command of raptor
     module = importlib.import_module(script[1])
     kind = getattr(module, "".join(part.capitalize() for part in script[1].split("_")))
     assert read_config(kind, ["--config", str(path), "--data", "x"]).data == ["x"]

@@ -12,7 +12,7 @@ import torch
 from figures import figure_stochastic_depth
 from stochastic_depth import statistics
 from surrogates import best_null
-from sweep import Json, save_figure
+from sweep import Json
 from teachers import SHAPE, ScratchConfig, check_shape, untrained_teacher
 
 from raptor import iterate, open_data, open_vit, train_teacher
@@ -83,7 +83,7 @@ def test_the_figure_and_the_table(sweep_folder: Path, rows: dict[str, Json], tmp
         curves["bounded_r2"][-1] = None
     found = statistics(diverged)
     assert found["trends"]["bounded_r2"]["num"] == 2 and found["trends"]["similarity"]["num"] == 3
-    save_figure(figure_stochastic_depth(diverged, found), tmp_path / "diverged")
+    figure_stochastic_depth(diverged, found).savefig(tmp_path / "diverged.png")
     assert (tmp_path / "diverged.png").exists()
 
 
