@@ -127,7 +127,7 @@ def summarise(results: Sequence[Json]) -> list[Json]:
     for student, (title, _) in STUDENTS.items():
         found = [result for result in results if result["student"] == student]
         if found:
-            row = {"student": student, "title": title, "num_seeds": len(found), "scores": {}}
+            row: Json = {"student": student, "title": title, "num_seeds": len(found), "scores": {}}
             for name in ("phases", "parameters", "num_steps"):
                 row[name] = found[0][name]
             for name in SCORES:

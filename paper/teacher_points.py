@@ -148,15 +148,12 @@ def followed_untrained() -> list[Json]:
 
 def max_cut_of_two() -> list[Json]:
     """The share that two blocks keep of a teacher on tiny-imagenet, by the teacher's own head."""
-    surrogate = None
-    for row in read(PAPER / "partitions" / "partitions.json")["rows"]:
-        if row["k"] == 2 and row["way"] == "maxcut":
-            surrogate = row["accuracy"]
-    teacher = None
-    for row in read(PAPER / "stochastic-depth" / "stochastic-depth.json")["rows"]:
-        if row["cell"] == "p0-s0":
-            teacher = row["teacher"]["accuracy"]
-    return [point(MAKES["tiny-imagenet-100"], surrogate / teacher)]
+    partitions = read(PAPER / "partitions" / "partitions.json")["rows"]
+    sweep = read(PAPER / "stochastic-depth" / "stochastic-depth.json")["rows"]
+    (surrogate,) = [row for row in partitions if row["k"] == 2 and row["way"] == "maxcut"]
+    (teacher,) = [row for row in sweep if row["cell"] == "p0-s0"]
+    kept = surrogate["accuracy"] / teacher["teacher"]["accuracy"]
+    return [point(MAKES["tiny-imagenet-100"], kept)]
 
 
 # Swaps
