@@ -27,8 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.graphs import GraphedStep
-from raptor.train.losses import Parts, token_weights
-from raptor.train.step import DistillStep
+from raptor.train.losses import token_weights
+from raptor.train.step import DistillStep, Parts
 from raptor.vit.open import open_vit
 
 PHASES = (7, 5)

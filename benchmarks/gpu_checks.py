@@ -37,13 +37,12 @@ from raptor.probes.segment import fused_gradient
 from raptor.run import Interrupted
 from raptor.surrogate.kernels.activations import SwiGLU
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
-from raptor.train import distill, host, loop
+from raptor.train import distill, loop
 from raptor.train.frozen import half_copy
 from raptor.train.graphs import GraphedStep
 from raptor.train.job import Job
-from raptor.train.losses import Parts
 from raptor.train.plan import Plan
-from raptor.train.step import DistillStep
+from raptor.train.step import DistillStep, Parts
 from raptor.train.validation import Validator
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
@@ -191,7 +190,7 @@ def the_fused_swiglu(_: argparse.Namespace) -> dict[str, Any]:
 @on_gpu
 def the_host_stays_four_steps_ahead(_: argparse.Namespace) -> dict[str, Any]:
     """With steps of about 20 ms that only the GPU works on."""
-    pace = host.Pace(torch.device("cuda"))
+    pace = loop.Pace()
     events = []
     ahead = []
     waits = []
@@ -206,7 +205,7 @@ def the_host_stays_four_steps_ahead(_: argparse.Namespace) -> dict[str, Any]:
         waits.append(time.monotonic() - began)
         ahead.append(sum(not event.query() for event in events))
     torch.cuda.synchronize()
-    assert 2 <= max(ahead) <= host.STEPS_AHEAD, ahead
+    assert 2 <= max(ahead) <= loop.STEPS_AHEAD, ahead
     return {"steps_ahead": ahead, "wait_ms": [round(1000 * wait, 2) for wait in waits]}
 
 
@@ -361,7 +360,7 @@ def nccl_with_one_rank(_: argparse.Namespace) -> dict[str, Any]:
             objects: list[Any] = [None]
             dist.all_gather_object(objects, {"rank": 0})
             dist.broadcast_object_list(objects, 0)
-            asked = host.Asked(2)
+            asked = loop.Asked(2)
             first = asked.by_any(False, True)
             torch.cuda.synchronize()
             torch.cuda._sleep(600_000_000)

@@ -37,8 +37,7 @@ from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import frozen
 from raptor.train.graphs import GraphedStep
-from raptor.train.losses import Parts
-from raptor.train.step import DistillStep
+from raptor.train.step import DistillStep, Parts
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 

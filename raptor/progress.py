@@ -216,6 +216,12 @@ def track(items: Iterable[T], description: str, quiet: bool = False) -> Iterator
             progress.advance()
 
 
+def say(line: str) -> None:
+    """A line on standard error, from rank 0 only."""
+    if started_processes()[0] == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
 def clock(seconds: float) -> str:
     """Seconds as a person writes them: 42 s, 3 min 05 s, 2 h 10 min."""
     # NaN is the one number that differs from itself.

@@ -10,8 +10,8 @@ from tiny_run import RECIPE
 
 from raptor.config import DistillConfig, Recipe
 from raptor.recipes import FOLDER, recipe_names
-from raptor.train.job import Job
-from raptor.train.schedule import Budget
+from raptor.train.job import stage_shares
+from raptor.train.stage import Budget
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
 JOINT = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
@@ -27,9 +27,10 @@ def test_the_published_recipes(name, peak, lam):
     assert (recipe.stage1_weights, recipe.mixup, recipe.adapters) == (None, 0.0, 0)
     assert recipe.sizes is None
     assert (recipe.last_phase_weights, recipe.stage2_weights) == (LAST, JOINT)
-    job = Job(DistillConfig("scenes", recipe=name), None, None, None, "fp32")  # type: ignore[arg-type]
+    shares = stage_shares(DistillConfig("scenes", recipe=name))
     budget = Budget.parse(recipe.budget)
-    steps = {stage: budget.num_steps(job.steps_per_epoch(), share, None) for stage, share in job.stages().items()}  # type: ignore[arg-type]
+    per_epoch = recipe.epoch_images / recipe.batch_size
+    steps = {stage: budget.num_steps(per_epoch, share, None) for stage, share in shares.items()}  # type: ignore[arg-type]
     assert steps == {"stage1": 312_500, "stage2": 312_500}
     assert round(recipe.warmup * 312_500) == 10_000
 

@@ -22,7 +22,7 @@ from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
 from raptor.train.refit import fit_head
-from raptor.train.schedule import Budget
+from raptor.train.stage import Budget
 from raptor.vit.saved import check_folder_of
 from raptor.vit.view import ViT
 

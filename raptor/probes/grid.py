@@ -14,7 +14,7 @@ from raptor.data.stream import stable_seed
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.result import HeadTensors, Pick, SeedRun
 from raptor.train.plan import time_steps
-from raptor.train.schedule import learning_rate
+from raptor.train.stage import learning_rate
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8

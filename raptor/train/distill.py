@@ -8,11 +8,11 @@ Reads top to bottom: `distill` (the typed surface), setup, one run, fit.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,37 @@ from torch import Tensor
 from raptor.certificate.heads import head_outputs
 from raptor.certificate.linear_head import head_fingerprint
 from raptor.config import DistillConfig
-from raptor.data import ImageStream, iterate
+from raptor.data import iterate
 from raptor.data.apart import describe_images
 from raptor.data.classes import describe_names, head_names
-from raptor.data.stream import check_stream
+from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.files import RunError, slug
 from raptor.phases.cut import Phases, check_phases, find_phases, shortest_phase
 from raptor.phases.function import cut_by_function, measure_replacement
 from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
+from raptor.progress import say
 from raptor.provenance import Provenance, command
 from raptor.run import Run, StopSignal, check_folder, check_shared
-from raptor.streaming import Array
 from raptor.subject import Subject
 from raptor.surrogate.surrogate import check_parts
 from raptor.surrogate.teacher_blocks import adapted_layers
-from raptor.train.distilled import Distilled, DistillSummary
-from raptor.train.host import check_tracker, deaths_explained
-from raptor.train.job import HeadNames, Job, open_images
-from raptor.train.loop import Checkpoint, Loop
+from raptor.train.distilled import (
+    Distilled,
+    DistillSummary,
+    check_run_folder,
+    keep_teacher,
+    load_blocks,
+    read_finished,
+    start_from,
+)
+from raptor.train.job import Job, open_images
+from raptor.train.loop import Checkpoint, Loop, deaths_explained
 from raptor.train.losses import groups_at, state_variance
 from raptor.train.plan import Plan
 from raptor.train.plan_distill import estimate, plan_run
-from raptor.train.resume import check_run_folder, keep_teacher, load_blocks, read_finished, start_from
-from raptor.train.schedule import Budget
-from raptor.train.stage import DistillStage
+from raptor.train.stage import Budget
 from raptor.vit.open import open_vit
 from raptor.vit.saved import repair_saved, save_vit
 from raptor.vit.trajectory import Trajectories
@@ -86,12 +91,12 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     # Before the images are listed, which takes a minute for a million.
     if config.out is not None:
         check_folder(config.out)
-    names = HeadNames(num_classes, own_names, None)
+    given = None
     if config.classes is not None and num_classes:
-        names = names._replace(given=head_names(config.classes, num_classes))
-    if names.given is not None and config.head_file is None:
-        teacher = replace(teacher, classes=list(names.given))
-    images = open_images(config, teacher, names)
+        given = head_names(config.classes, num_classes)
+    if given is not None and config.head_file is None:
+        teacher = replace(teacher, classes=list(given))
+    images = open_images(config, teacher.preprocess.size, num_classes, own_names, given)
     check_stream(
         len(images.train),
         config.batch_size,
@@ -105,15 +110,12 @@ def distill(config: DistillConfig) -> Distilled | Plan:
         groups_at(teacher, side)
     teacher.to(fabric.device)
     job = Job(config, teacher, images, fabric, precision)
-    # Both raise for options that cannot be met here, before any image is decoded.
-    job.stages()
-    job.graphed()
     if config.head_weight and not num_classes and len(images.head.present()) < 2:
         raise ValueError(
             f"--head_weight compares classes, and {teacher.name} has no classifier: give --head_file, or images with "
             "labels, or --head_weight 0"
         )
-    made_with = _made_with(job, names.given)
+    made_with = _made_with(job, given)
     folder = _run_folder(job, f"k{num_blocks}")
     if config.dry_run:
         return plan_run(job, phases, num_blocks, folder, made_with)
@@ -152,8 +154,10 @@ def _run_folder(job: Job, suffix: str) -> Path:
     if job.config.out is not None:
         return Path(job.config.out)
     weights = job.config.weights_name()
-    name = slug(f"{_model_name(job)}-{weights}" if weights else _model_name(job))
-    return Path(f"runs/{name}-{suffix}")
+    name = _model_name(job)
+    if weights:
+        name += f"-{weights}"
+    return Path(f"runs/{slug(name)}-{suffix}")
 
 
 def _model_name(job: Job) -> str:
@@ -206,10 +210,12 @@ def _check_options(config: DistillConfig) -> None:
     """Refuse what does not go together."""
     check_parts(config.block, config.adapters, config.adapted)
     Budget.parse(config.budget)
-    check_tracker(config.track)
-    k, phases = config.k, config.phases
+    if config.track is not None and find_spec(config.track) is None:
+        raise ValueError(f"{config.track} is not installed: pip install 'raptor-vit[track]'")
+    k = config.k
+    phases = config.phases
     if config.method == "function" and config.tokens != DEFAULT_TOKENS:
-        print(f"--tokens {config.tokens} has no effect: --method function cuts no similarity", file=sys.stderr)
+        say(f"--tokens {config.tokens} has no effect: --method function cuts no similarity")
     if config.stage == "2" and config.start is None:
         raise ValueError("--stage 2 goes on from a surrogate: give --start, such as the run folder of --stage 1")
     if isinstance(k, str) and (phases is not None or config.stage == "2"):
@@ -217,7 +223,7 @@ def _check_options(config: DistillConfig) -> None:
     if phases is not None and k not in (None, len(phases)):
         raise ValueError(f"--k {k} contradicts the {len(phases)} phases of --phases: leave out one of them")
     if phases is not None and config.tokens != DEFAULT_TOKENS:
-        print(f"--tokens {config.tokens} has no effect: --phases says where depth is cut", file=sys.stderr)
+        say(f"--tokens {config.tokens} has no effect: --phases says where depth is cut")
 
 
 # One run, or one per k until a surrogate passes the target.
@@ -237,8 +243,7 @@ def _smallest_k(job: Job, target: str, cut: _Cut, root: Path, made_with: dict[st
             score = scores.recovery
         if score is None:
             raise ValueError("recovery needs labels, and a teacher that is right on some: else --k r2=.6")
-        if job.fabric.is_global_zero:
-            print(f"k={k}  phases {phases}  {name} {score:.3f}  (target {value:g})", file=sys.stderr)
+        say(f"k={k}  phases {phases}  {name} {score:.3f}  (target {value:g})")
         if score >= value:
             return result
     raise ValueError(
@@ -253,7 +258,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
     check_run_folder(job.teacher, folder)
     check_shared(folder, job.ranks)
     resolved = {**made_with, "phases": list(phases), "stage": config.stage}
-    run = Run(folder, resolved, writer=job.fabric.is_global_zero)
+    run = Run(folder, resolved, writer=job.ranks.is_first)
     with run, deaths_explained(run, job.fabric):
         student = job.student(phases)
         # The checkpoints of a finished run may be deleted to save room: its blocks are then read from its surrogate.
@@ -266,13 +271,13 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
         elif config.start is not None:
             start_from(student, config.start, job.teacher)
         if done is not None:
-            if saved is not None and job.fabric.is_global_zero:
+            if saved is not None and job.ranks.is_first:
                 with run.writing():
                     repair_saved(student, folder / "surrogate")
             return Distilled(student, job.teacher, folder, done)
         # Only rank 0 has one, and every rank returns it.
         summary = job.fabric.broadcast(_fit(job, run, student, phases, saved))
-        if job.fabric.is_global_zero:
+        if job.ranks.is_first:
             with run.writing():
                 # The summary last: a folder that has one is finished.
                 keep_teacher(job.teacher, student, folder)
@@ -286,25 +291,23 @@ def _way_to_cut(job: Job) -> _Cut:
     """Cuts depth into k phases by what is measured here on the ranks' images; the same on every rank."""
     vit = job.teacher
     method = job.config.method
-    by_function = method == "function"
     batches = iterate(
         job.images.train,
         vit.preprocess,
         64,
         device=vit.device,
         num_workers=job.config.num_workers,
-        limit=job.num_cut_by(),
+        limit=job.num_cut_by,
         ranks=job.ranks,
     )
-    if by_function:
+    if method == "function":
         # On rank 0 only: a few images, and every rank must get the same phases to the last bit of a cost.
-        return partial(cut_by_function, job.ranks.first(lambda: _replacement_costs(job, batches.whole())))
+        costs = job.ranks.first(
+            lambda: measure_replacement(vit, batches.whole(), precision=job.precision)["block"].cost
+        )
+        return partial(cut_by_function, costs)
     measured = measure_similarity(Trajectories(vit, batches, job.precision), vit.num_layers, vit.groups)
     return partial(find_phases, job.ranks.first(lambda: measured.matrices[job.config.tokens]), method=method)
-
-
-def _replacement_costs(job: Job, batches: ImageStream) -> Array:
-    return measure_replacement(job.teacher, batches, precision=job.precision)["block"].cost
 
 
 # Fit: the two stages in the loop that teachers train in too.
@@ -314,38 +317,30 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     """Train every stage that is not done yet; the summary, on rank 0."""
     started = time.monotonic()
     config = job.config
+    teacher = job.teacher
+    images = job.images
     stream = job.stream()
     validator = job.validator(run.folder)
-    # A resumed run keeps its variance: measured on another machine it would differ in the last bit.
-    if saved is not None:
-        variance = _saved_variance(job, run, saved[0])
-    else:
-        measured_variance = state_variance(job.teacher, stream, config.normalise, job.precision, job.ranks)
-        variance = measured_variance.divisors(config.normalise)
-        if job.fabric.is_global_zero and config.normalise in ("layer", "group"):
-            _tell_of_large_coordinates(*measured_variance.concentration())
+    variance = _variance(job, run, stream, saved)
     head = None
-    if job.has_head_term():
+    if job.has_head_term:
         head = validator.head
-    module = job.step(student, phases, variance, head)
-    data = [job.images.train, job.images.val]
-    loop = Loop(run, job.fabric, saved, data, config.track, config.checkpoint_minutes)
-    stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
-    loop.check(stages)
-    if job.fabric.is_global_zero:
-        print(estimate(job, validator), file=sys.stderr)
-    loop.fit(stages)
+    stages = job.stages(student, phases, variance, head, stream, validator)
+    data = [images.train, images.val]
+    loop = Loop(run, job.fabric, stages, saved, data, config.track, config.checkpoint_minutes)
+    say(estimate(job, validator))
+    loop.fit()
     bad_images = loop.bad_images()
     try:
         validation = validator.final(student)
     except torch.OutOfMemoryError as error:
         what = f"the trained surrogate cannot be measured ({error})"
         raise RunError(f"{what}: free memory on the device, then give the same command") from None
-    if not job.fabric.is_global_zero:
+    if not job.ranks.is_first:
         return None
     return DistillSummary(
         phases=phases,
-        teacher=job.teacher.facts(),
+        teacher=teacher.facts(),
         surrogate=student.facts(),
         num_steps=loop.state.num_steps,
         seconds=round(loop.state.seconds, 1),
@@ -354,32 +349,36 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         device=device_name(job.fabric.device),
         num_processes=job.ranks.size,
         cuda_graph=job.graphed(),
-        image_size=job.teacher.preprocess.size,
-        data=job.images.train.name,
-        val=job.images.val.name,
+        image_size=teacher.preprocess.size,
+        data=images.train.name,
+        val=images.val.name,
         split=config.split,
-        num_images=len(job.images.train),
+        num_images=len(images.train),
         bad_images=bad_images,
-        train_images=len(job.images.train),
-        subject=Subject.of(job.teacher, job.images.val, student),
+        train_images=len(images.train),
+        subject=Subject.of(teacher, images.val, student),
     ).judged(run.folder, config.batch_size, config.start)
 
 
-def _tell_of_large_coordinates(share: float, layer: int, group: str) -> None:
-    """Say so where the loss would hardly see most coordinates."""
-    if share > _FEW_DECIDE:
-        print(
-            f"distill: 1 % of the coordinates hold {share:.0%} of the variance of {group} at layer {layer}, so the "
-            "loss is mostly theirs; --normalise coordinate weighs all alike (docs/results/recipe.md)",
-            file=sys.stderr,
-        )
-
-
-def _saved_variance(job: Job, run: Run, tensors: Mapping[str, Tensor]) -> Tensor:
-    found = tensors.get("variance")
-    shape = [job.teacher.num_layers, job.teacher.groups.num_tokens]
-    if job.config.normalise == "coordinate":
-        shape.append(job.teacher.dim)
+def _variance(job: Job, run: Run, stream: TrainStream, saved: Checkpoint | None) -> Tensor:
+    """What squared errors are divided by: measured here, or that of the checkpoint."""
+    teacher = job.teacher
+    normalise = job.config.normalise
+    if saved is None:
+        measured = state_variance(teacher, stream, normalise, job.precision, job.ranks)
+        if normalise in ("layer", "group"):
+            share, layer, group = measured.concentration()
+            if share > _FEW_DECIDE:
+                say(
+                    f"distill: 1 % of the coordinates hold {share:.0%} of the variance of {group} at layer {layer}, so "
+                    "the loss is mostly theirs; --normalise coordinate weighs all alike (docs/results/recipe.md)"
+                )
+        return measured.divisors(normalise)
+    # A resumed run keeps its variance: measured on another machine it would differ in the last bit.
+    found = saved[0].get("variance")
+    shape = [teacher.num_layers, teacher.groups.num_tokens]
+    if normalise == "coordinate":
+        shape.append(teacher.dim)
     if found is None or list(found.shape) != shape or not found.isfinite().all():
         raise RunError(f"{run.latest()} has no variance of its states, or a damaged one: choose another --out")
     return found

@@ -61,12 +61,15 @@ class FrozenBlock(nn.Module):
 
     def __init__(self, view: FastBlock):
         super().__init__()
+        linears = []
         # Folded in fp32 and rounded once: rounding gains and matrices one by one would be further from the teacher.
-        qkv, proj, wi, wo = view.fold().layers
-        self.qkv = _rounded(*qkv)
-        self.proj = _rounded(*proj)
-        self.wi = _rounded(*wi)
-        self.wo = _rounded(*wo)
+        for weight, bias in view.fold().layers:
+            # On meta no memory is taken for random weights, which are replaced at once.
+            linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+            linear.weight = nn.Parameter(weight.bfloat16(), requires_grad=False)
+            linear.bias = nn.Parameter(bias.bfloat16(), requires_grad=False)
+            linears.append(linear)
+        self.qkv, self.proj, self.wi, self.wo = linears
         self.num_heads = view.num_heads
         self.eps1 = view.norm1.eps
         self.eps2 = view.norm2.eps
@@ -75,14 +78,6 @@ class FrozenBlock(nn.Module):
         y_btd = self.qkv(_norm(x_btd, self.eps1))
         u_btd = x_btd + self.proj(attend(y_btd, self.num_heads, x_btd.shape[1] in self.kernel_tokens))
         return u_btd + self.wo(linear_gelu(_norm(u_btd, self.eps2), self.wi.weight, self.wi.bias))
-
-
-def _rounded(weight: Tensor, bias: Tensor) -> nn.Linear:
-    # On meta no memory is taken for random weights, which are replaced at once.
-    linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    linear.weight = nn.Parameter(weight.bfloat16(), requires_grad=False)
-    linear.bias = nn.Parameter(bias.bfloat16(), requires_grad=False)
-    return linear
 
 
 def _norm(x_btd: Tensor, eps: float) -> Tensor:

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from raptor.train.losses import Parts
-from raptor.train.step import DistillStep
+from raptor.train.step import DistillStep, Parts
 
 _NUM_WARM = 3  # passes on a side stream before a capture, as torch asks for: kernels are chosen and compiled in them
 
@@ -26,39 +25,32 @@ class NotCapturable(RuntimeError):
 
 
 class StepGraphs:
-    """The captured pass of one stage, for the losses that a step computes.
+    """The captured passes of one stage, by image size and by the losses that a step computes."""
 
-    Args:
-        enabled: False runs every step without a graph.
-    """
-
-    def __init__(self, module: DistillStep, stage: str, precision: str, enabled: bool):
+    def __init__(self, module: DistillStep, stage: str, precision: str):
         self.module = module
         self.stage = stage
         self.precision = precision
-        self.enabled = enabled
+        self.enabled = True
         self.graphs: dict[tuple[Parts, torch.Size], GraphedStep] = {}
 
-    def run(self, images: Tensor, lam: float) -> Tensor | None:
+    def run(self, images: Tensor, lam: float, parts: Parts) -> Tensor | None:
         """The loss of every layer, with the gradients left in place; None when the step cannot run as a graph."""
         if not self.enabled:
             return None
+        key = (parts, images.shape)
         try:
-            return self._graph(images, Parts.of(lam))(images, lam)
+            if key not in self.graphs:
+                # Those of other losses are let go, because each holds its own memory.
+                self.graphs = {other: graph for other, graph in self.graphs.items() if other[0] == parts}
+                self.graphs[key] = GraphedStep(self.module, self.stage, images, parts, self.precision)
+            return self.graphs[key](images, lam)
         except NotCapturable as error:
             self.enabled = False
             self.graphs.clear()
             reason = str(error).splitlines()[0]
             print(f"this model's step runs without a CUDA graph: {reason}", file=sys.stderr)
             return None
-
-    def _graph(self, images: Tensor, parts: Parts) -> GraphedStep:
-        """The captured pass of these losses. Only one is kept for each image size: each holds its own memory."""
-        key = (parts, images.shape)
-        if key not in self.graphs:
-            self.graphs = {other: graph for other, graph in self.graphs.items() if other[0] == parts}
-            self.graphs[key] = GraphedStep(self.module, self.stage, images, parts, self.precision)
-        return self.graphs[key]
 
 
 class GraphedStep:
@@ -79,7 +71,7 @@ class GraphedStep:
         self.precision = precision
         self.images = images.clone()
         self.lam = torch.zeros((), device=images.device)
-        parameters = [p for _, p in module.trained_parameters()]
+        self.parameters = [p for _, p in module.trained_parameters()]
         side = torch.cuda.Stream()
         # Streams do not wait for each other by themselves.
         side.wait_stream(torch.cuda.current_stream())
@@ -91,7 +83,7 @@ class GraphedStep:
                     self._run()
         finally:
             torch.cuda.current_stream().wait_stream(side)
-        for p in parameters:
+        for p in self.parameters:
             p.grad = None  # so that the capture makes gradients in the memory that every replay writes to
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: a thread that pins memory for a loader may call CUDA during the capture.
@@ -102,14 +94,14 @@ class GraphedStep:
             if "captur" not in str(error):
                 raise
             raise NotCapturable(str(error)) from None
-        self.grads = [p.grad for p in parameters]
+        self.grads = [p.grad for p in self.parameters]
 
     def __call__(self, images: Tensor, lam: float) -> Tensor:
         """Run on `images`: return the loss of every layer and leave the gradients in place."""
         # Into the memory of the capture: a graph knows addresses, not tensors.
         self.images.copy_(images, non_blocking=True)
         self.lam.fill_(lam)
-        for (_, p), grad in zip(self.module.trained_parameters(), self.grads):
+        for p, grad in zip(self.parameters, self.grads):
             # The graph of another image size may have left its own gradients here.
             p.grad = grad
         self.graph.replay()

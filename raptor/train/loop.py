@@ -1,33 +1,37 @@
 """The one training loop. Surrogates and teachers train in it: a list of stages, one plain loop over steps for each.
 
-A `Stage` says what is trained and how one step goes. The loop owns the rest: the optimizer, the budget, the learning
-rate, checkpoints and exact resume, the stop signal, checks for finite values, metrics, progress bar and tracker.
-Everything random is a function of (seed, stage, step), so a resumed run equals an uninterrupted one.
+A `Stage` says what is trained and how one step goes. The loop owns the rest: the budget, checkpoints and exact resume,
+the stop signal, checks for finite values, metrics, progress bar and tracker. Everything random is a function of (seed,
+stage, step), so a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raptor.certificate.verdict import MIN_STEPS
 from raptor.data import ImageData
-from raptor.devices import is_out_of_memory, ranks_of
+from raptor.data.images import is_dead_worker
+from raptor.devices import COLLECTIVE_TIMEOUT, is_lost_rank, is_out_of_memory, ranks_of
 from raptor.files import RunError
-from raptor.progress import Progress
-from raptor.run import Interrupted, Record, Run, StopSignal
-from raptor.train.average import WeightAverage
-from raptor.train.host import Asked, Pace, open_tracker
-from raptor.train.optimizer import damaged_moment, make_optimizers, moments_to_save, restore_moments
-from raptor.train.plan import PlannedPart, few_steps, step_seconds
-from raptor.train.stage import Stage
+from raptor.progress import Progress, say
+from raptor.run import Interrupted, Run, StopSignal
+from raptor.streaming import Record
+from raptor.train.optimizer import damaged_moment
+from raptor.train.plan import few_steps, step_seconds
+from raptor.train.stage import Stage, Training
 
+STEPS_AHEAD = 4
 LOG_EVERY = 20  # steps; reading losses waits for the device, so it is rare
 _UNLOGGED = "unlogged_losses"  # in a checkpoint: the losses of the steps since the last line of metrics.jsonl
 
@@ -66,6 +70,7 @@ class Loop:
         self,
         run: Run,
         fabric: Any,
+        stages: Sequence[Stage],
         saved: Checkpoint | None,
         data: Sequence[ImageData],
         track: str | None = None,
@@ -73,71 +78,84 @@ class Loop:
     ):
         self.run = run
         self.fabric = fabric
+        self.stages = list(stages)
         self.data = data
         self.tensors: dict[str, Tensor] = {}
         self.state = LoopState()
         if saved is not None:
             self.tensors = saved[0]
-            self.state = _read_state(run, saved[1])
+            self._go_on_from(saved[1])
         self.stop = StopSignal()
         self.asked = Asked(fabric.world_size)
-        self.pace = Pace(fabric.device)
+        self.pace = Pace() if fabric.device.type == "cuda" else None
         self.save_seconds = 60 * checkpoint_minutes
         self.saved_at = _now()
         self.tracker = None
-        if fabric.is_global_zero:
+        if track is not None and fabric.is_global_zero:
             self.tracker = open_tracker(track, run.folder)
 
-    def check(self, stages: Sequence[Stage]) -> None:
-        """Raise for a checkpoint that these stages cannot be continued from."""
+    def _go_on_from(self, saved: dict[str, Any]) -> None:
+        """Take the state of a checkpoint; RunError that names it where it is damaged or of other stages."""
+        where = self.run.latest()
+        try:
+            self.state = LoopState.from_dict(saved)
+            if self.state.step < -1 or self.state.num_logged < 0 or any(n < 1 for n in self.state.num_steps.values()):
+                raise ValueError("a count is negative")
+        except ValueError as error:
+            raise RunError(f"{where} cannot be continued (state.json: {error}): choose another --out") from None
         reached = self.state.stage
-        found = [stage for stage in stages if stage.name == reached]
-        if reached is not None and not found:
-            names = ", ".join([stage.name for stage in stages])
-            raise RunError(f"{self.run.latest()} is of the stage {reached!r}, not {names}: choose another --out")
-        for stage in found:
-            damage = damaged_moment(stage.groups, self.tensors)
-            if damage is not None:
-                raise RunError(f"{self.run.latest()} has {damage}: choose another --out")
+        names = [stage.name for stage in self.stages]
+        if reached is None:
+            return
+        if reached not in names:
+            raise RunError(f"{where} is of the stage {reached!r}, not {', '.join(names)}: choose another --out")
+        del self.stages[: names.index(reached)]  # done before the checkpoint
+        damage = damaged_moment(self.stages[0].groups, self.tensors)
+        if damage is not None:
+            raise RunError(f"{where} has {damage}: choose another --out")
 
-    def fit(self, stages: Sequence[Stage]) -> None:
+    def fit(self) -> None:
         """Train every stage that is not done yet."""
-        self.check(stages)
         # Lines after the checkpoint are of steps that are done again.
         self.run.cut_metrics(self.state.num_logged)
-        to_do = list(stages)
-        while self.state.stage not in (None, to_do[0].name):
-            to_do.pop(0)  # done before the checkpoint
         with self.stop as self.stop:
-            for stage in to_do:
+            for stage in self.stages:
                 self._fit_stage(stage, self.tensors)
                 self.tensors = {}  # only the stage that the checkpoint is of is continued from it
 
     def _fit_stage(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
-        training = self._set_up(stage, tensors)
-        start = 0
-        losses: list[Tensor] = []
-        if tensors:
-            start = self.state.step + 1
-            losses = list(tensors.get(_UNLOGGED, torch.empty(0)).to(self.fabric.device))
+        training = Training(stage, self.fabric, tensors)
+        if stage.name not in self.state.num_steps:
+            num_steps = stage.num_steps(lambda: step_seconds(training, self.fabric)[0])
+            self.state.num_steps[stage.name] = num_steps
+            if num_steps < MIN_STEPS and not stage.refines:
+                say(few_steps(stage, num_steps))
+        self.state.stage = stage.name
         num_steps = self.state.num_steps[stage.name]
         # A set, because in a short stage several validations fall on one step.
         validate_at = {round(num_steps * (i + 1) / stage.num_validations) - 1 for i in range(stage.num_validations)}
+        start = 0
+        losses: list[Tensor] = []
         bar = Progress(stage.title, num_steps, "steps", stage.batch_size, "images")
-        bar.start_at(start)
-        # The run ended between a checkpoint and its validation.
-        if tensors and self.state.unvalidated:
-            self._validate(stage, start - 1, bar)
+        if tensors:
+            start = self.state.step + 1
+            losses = list(tensors.get(_UNLOGGED, torch.empty(0)).to(self.fabric.device))
+            bar.done = start
+            # The run ended between a checkpoint and its validation.
+            if self.state.unvalidated:
+                self._validate(stage, start - 1, bar)
         since = time.monotonic()
         for step in range(start, num_steps):
             losses.append(training.step(step, num_steps))
-            self.pace.wait()  # or a stop signal would find hundreds of steps in the GPU's queue
+            if self.pace is not None:
+                self.pace.wait()  # or a stop signal would find hundreds of steps in the GPU's queue
             stop, is_due = self._stop_or_save()
             validate = step in validate_at
+            is_last = step == num_steps - 1
             # Lines of metrics.jsonl come by the step alone: neither the clock nor a signal may change a number in it.
-            log = validate or step == num_steps - 1 or (step + 1) % LOG_EVERY == 0
+            log = validate or is_last or (step + 1) % LOG_EVERY == 0
             # Before a validation as well, which may find no memory or be interrupted.
-            save = validate or step == num_steps - 1 or stop or is_due
+            save = validate or is_last or stop or is_due
             if log or save:
                 loss_nl = self.fabric.all_reduce(torch.stack(losses), reduce_op="mean").cpu()  # the loop's only sync
                 self._check_finite(stage, loss_nl, step)
@@ -157,22 +175,6 @@ class Loop:
                 since = time.monotonic()  # validations and checkpoints are no training
             bar.advance()
         bar.finish()
-
-    def _set_up(self, stage: Stage, tensors: Mapping[str, Tensor]) -> _Training:
-        """A stage ready to train, and its length."""
-        training = _prepare(stage, tensors, self.fabric)
-        if stage.name not in self.state.num_steps:
-            num_steps = stage.budget.num_steps(
-                stage.steps_per_epoch,
-                stage.share,
-                lambda: step_seconds(stage, training.step, training.forget, self.fabric)[0],
-                stage.before,
-            )
-            self.state.num_steps[stage.name] = num_steps
-            if num_steps < MIN_STEPS and not stage.refines and self.fabric.is_global_zero:
-                print(few_steps(stage, num_steps), file=sys.stderr, flush=True)
-        self.state.stage = stage.name
-        return training
 
     def _stop_or_save(self) -> tuple[bool, bool]:
         """Whether a stop signal came on any rank, and whether a checkpoint is due by the clock of rank 0."""
@@ -200,7 +202,7 @@ class Loop:
             "num_steps": num_steps,
             **stage.metrics(loss_nl),
             "images_per_s": round(len(loss_nl) * stage.batch_size / max(seconds, 1e-9), 1),
-            "lr": stage.rates.at(step, num_steps),
+            "lr": stage.rate(step, num_steps),
             "seconds": round(self.state.seconds, 2),
         }
         self.run.log(**values)
@@ -226,8 +228,7 @@ class Loop:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if self.fabric.is_global_zero:
-                print(f"validation after step {step}{stage.where()} is left out: {error}", file=sys.stderr, flush=True)
+            say(f"validation after step {step}{stage.where()} is left out: {error}")
             self.run.log(**where, validation_skipped=str(error))
             self.state.validations.append({**where, "skipped": str(error)})
         else:
@@ -239,24 +240,19 @@ class Loop:
             self.state.num_logged = self.run.num_logged()
             self.run.amend_checkpoint(self.state.to_dict())
 
-    def _save(self, training: _Training, step: int, unlogged: Mapping[str, Tensor], unvalidated: bool) -> None:
+    def _save(self, training: Training, step: int, unlogged: Mapping[str, Tensor], unvalidated: bool) -> None:
         """Write a checkpoint, with the losses of steps that no line of metrics.jsonl has yet."""
-        stage = training.stage
-        state = self.state
-        finite = [p.detach().isfinite().all() for group in stage.groups for _, p in group.named]
+        finite = [weight.detach().isfinite().all() for weight in training.weights]
         if not torch.stack(finite).all():  # one wait for the device, not one for each parameter
-            what = f"the weights are not finite after step {step}{stage.where()}"
+            what = f"the weights are not finite after step {step}{training.stage.where()}"
             raise RunError(f"{what}: {self.run.kept()}; try a smaller --lr")
-        state.step = step
-        state.unvalidated = unvalidated
+        self.state.step = step
+        self.state.unvalidated = unvalidated
         self.saved_at = _now()
-        if not self.fabric.is_global_zero:
-            return
-        state.bad_images = self._own_bad_images()
-        state.num_logged = self.run.num_logged()
-        moments = moments_to_save(stage.groups, training.moments())
-        tensors = {**stage.tensors(), **moments, **training.average.tensors(), **unlogged}
-        self.run.save_checkpoint(self._total(step), tensors, state.to_dict())
+        if self.fabric.is_global_zero:
+            self.state.bad_images = self._own_bad_images()
+            self.state.num_logged = self.run.num_logged()
+            self.run.save_checkpoint(self._total(step), {**training.tensors(), **unlogged}, self.state.to_dict())
 
     def bad_images(self) -> list[str]:
         """Names of the unreadable images that were skipped since the run began, on any rank."""
@@ -270,81 +266,89 @@ class Loop:
         return sorted(found)
 
 
-@dataclass
-class _Training:
-    """A stage with its module as Fabric wraps it, its optimizers, and the mean of its last weights."""
-
-    stage: Stage
-    wrapped: Any
-    optimizers: list[Any]
-    average: WeightAverage
-    backward: Callable[[Tensor], None]
-
-    def step(self, step: int, num_steps: int) -> Tensor:
-        """One step of the optimizers; the losses (N,) to log, on the device."""
-        # By the step's number: one of torch's schedulers would have to be replayed where a run is resumed.
-        lr = self.stage.rates.at(step, num_steps)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-        losses = self.stage.losses(self.wrapped, step, num_steps, self._propagate)
-        for parameters in self.stage.clip_groups():
-            nn.utils.clip_grad_norm_(parameters, self.stage.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.average.add(step, num_steps)
-        return losses.detach()
-
-    def moments(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """The optimizers' state of each parameter."""
-        states: dict[nn.Parameter, dict[str, Tensor]] = {}
-        for optimizer in self.optimizers:
-            states.update(getattr(optimizer, "optimizer", optimizer).state)  # of the one that Fabric has wrapped
-        return states
-
-    def forget(self) -> None:
-        """Drop the state of the optimizers and the mean, as before the first step."""
-        self.average.forget()
-        for optimizer in self.optimizers:
-            getattr(optimizer, "optimizer", optimizer).state.clear()
-
-    def _propagate(self, loss: Tensor) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)  # no pass over the gradients to write zeros
-        self.backward(loss)
-
-
-def _prepare(stage: Stage, tensors: Mapping[str, Tensor], fabric: Any) -> _Training:
-    """A stage with its optimizers and its mean, which are continued from `tensors` if there are any."""
-    made = make_optimizers(stage.groups, stage.rates.peak, stage.betas, fused=fabric.device.type == "cuda")
-    named = [pair for group in stage.groups for pair in group.named]
-    average = WeightAverage(named, stage.average_last)
-    if tensors:
-        restore_moments(made, stage.groups, tensors)
-        average.restore(tensors)
-    wrapped, *optimizers = fabric.setup(stage.module, *made)
-    return _Training(stage, wrapped, optimizers, average, fabric.backward)
-
-
 def _now() -> float:
     return time.monotonic()
 
 
-def plan_stage(stage: Stage, fabric: Any) -> PlannedPart:
-    """The length of a stage and the time of its steps, from a few that are done and undone."""
-    training = _prepare(stage, {}, fabric)
-    seconds, num_timed = step_seconds(stage, training.step, training.forget, fabric)
-    num_steps = stage.budget.num_steps(stage.steps_per_epoch, stage.share, lambda: seconds, stage.before)
-    is_timed = stage.budget.unit == "s"
-    return PlannedPart(stage.name, num_steps, stage.batch_size, seconds, is_timed, num_timed)
+class Pace:
+    """Keeps the host at most `STEPS_AHEAD` steps ahead of a GPU, so that a stop signal has few steps to wait for."""
+
+    def __init__(self) -> None:
+        self._events: deque[torch.cuda.Event] = deque()
+
+    def wait(self) -> None:
+        """Wait for the step before the last few; called after each step."""
+        event = torch.cuda.Event(blocking=True)  # the host sleeps instead of spinning on a core that decodes images
+        event.record()
+        self._events.append(event)
+        if len(self._events) > STEPS_AHEAD:
+            self._events.popleft().synchronize()
 
 
-def _read_state(run: Run, saved: dict[str, Any]) -> LoopState:
-    """The state of a checkpoint; RunError that names it when it is damaged."""
+class Asked:
+    """Requests of single ranks, made known to all of them.
+
+    Ranks tell each other between their hosts (gloo) while a step runs, so that none waits for its GPU or for another
+    rank's step: with several ranks the answer is that of the step before.
+    """
+
+    def __init__(self, world_size: int):
+        self._group = _host_group() if world_size > 1 else None
+        self._running: tuple[Tensor, Any] | None = None
+
+    def by_any(self, *asked: bool) -> tuple[bool, ...]:
+        """For each entry, whether some rank asked for it. Every rank calls this once per step."""
+        if self._group is None:
+            return asked
+        # The answer of the step before: to wait for this one's would hold up the launch of kernels.
+        answer = (False,) * len(asked)
+        if self._running is not None:
+            flags, work = self._running
+            work.wait()
+            answer = tuple(flags.bool().tolist())
+        # The largest flag says whether any rank asked.
+        flags = torch.tensor(asked, dtype=torch.uint8)
+        work = torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
+        self._running = (flags, work)
+        return answer
+
+
+@cache
+def _host_group() -> Any:
+    """A group of all ranks whose messages go between hosts."""
+    return torch.distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+
+@contextmanager
+def deaths_explained(run: Run, fabric: Any) -> Iterator[None]:
+    """Inside, the death of a process that the run needs is one line that names the last good checkpoint."""
     try:
-        state = LoopState.from_dict(saved)
-        if state.step < -1 or state.num_logged < 0 or any(num < 1 for num in state.num_steps.values()):
-            raise ValueError("a count is negative")
-        return state
-    except ValueError as error:
-        raise RunError(f"{run.latest()} cannot be continued (state.json: {error}): choose another --out") from None
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:160]  # torch's own may go on over pages
+        if is_dead_worker(error):
+            what = f"a process that decodes images died ({text}); if memory is short, lower --num_workers"
+        elif fabric.world_size > 1 and is_lost_rank(error):
+            what = f"another process of this run died ({text})"
+        else:
+            raise
+        raise RunError(f"{what}: {run.kept()}; the same command goes on from there") from None
+
+
+def open_tracker(track: str, folder: Path) -> Callable[[Mapping[str, float], int], object]:
+    """A function of (numbers, step) that logs to `wandb` or `tensorboard`."""
+    # Imported here, because both take seconds and neither has to be installed.
+    if track == "wandb":
+        import wandb
+
+        run = wandb.init(project="raptor", dir=str(folder), name=folder.name)
+        return lambda values, step: run.log(dict(values), step=step)
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def add_scalars(values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            writer.add_scalar(key, value, step)
+
+    return add_scalars

@@ -1,4 +1,4 @@
-"""What a step computes of the distillation losses: which parts, weights of tokens, variances to divide by."""
+"""What the squared error of each state is weighted with: weights of tokens, variances to divide by."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ from raptor.vit.view import ViT
 NORMALISATIONS = ("none", "layer", "group", "coordinate")
 _VARIANCE_BATCHES = 8
 _FLOOR = 0.01  # of the median coordinate's variance: smaller ones count as this
-
-
-class Parts(NamedTuple):
-    """Which losses a step of stage 1 computes: on the block's own states, and from the teacher's."""
-
-    autoregressive: bool
-    forced: bool
-
-    @classmethod
-    def of(cls, lam: float) -> Parts:
-        """The losses whose weight is above zero when `lam` is the share of teacher forcing."""
-        return cls(lam < 1, lam > 0)
 
 
 def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What changes the parameters after a backward pass: AdamW, or Muon for matrices and AdamW for the rest.
+"""What changes the weights after a backward pass: AdamW, or Muon for matrices and AdamW for the rest.
 
 Muon is torch's. It keeps a running mean of a matrix's gradients and steps along the nearest matrix with orthogonal rows
 or columns, so that every direction of the matrix moves by as much.
@@ -6,7 +6,7 @@ or columns, so that every direction of the matrix moves by as much.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,29 @@ class ParameterGroup(NamedTuple):
     named: list[tuple[str, nn.Parameter]]
     weight_decay: float
     optimizer: str = "adamw"
+
+
+def parameter_groups(
+    named: list[tuple[str, nn.Parameter]], optimizer: str, weight_decay: float
+) -> list[ParameterGroup]:
+    """All parameters in one group; with `muon` those that it takes are a group of their own."""
+    if optimizer == "adamw":
+        return [ParameterGroup(named, weight_decay)]
+    matrices = []
+    others = []
+    for name, parameter in named:
+        if is_matrix(name, parameter):
+            matrices.append((name, parameter))
+        else:
+            others.append((name, parameter))
+    return [ParameterGroup(matrices, weight_decay, "muon"), ParameterGroup(others, weight_decay)]
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon takes a parameter: the weight of a linear layer, but not a table or the factors of adapters, whose
+    rows belong to different depths.
+    """
+    return name.endswith("weight") and parameter.ndim == 2 and min(parameter.shape) >= _LEAST_SIDE
 
 
 def make_optimizers(
@@ -54,69 +77,29 @@ def make_optimizers(
     return made
 
 
-def num_moments(name: str) -> int:
-    """How many of an optimizer's moments are as large as the parameter."""
-    return len([moment for moment in MOMENTS[name] if moment != "step"])
+def named_parameters(groups: Sequence[ParameterGroup]) -> list[tuple[str, nn.Parameter]]:
+    """Name and parameter of all that is trained."""
+    return [pair for group in groups for pair in group.named]
 
 
-def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon takes a parameter: the weight of a linear layer, but not a table or the factors of adapters, whose
-    rows belong to different depths.
-    """
-    return name.endswith("weight") and parameter.ndim == 2 and min(parameter.shape) >= _LEAST_SIDE
-
-
-def moments_to_save(
-    groups: Sequence[ParameterGroup], state: Mapping[nn.Parameter, Mapping[str, Tensor]]
-) -> dict[str, Tensor]:
-    """The optimizers' state by the names of the parameters."""
-    saved = {}
+def moments(groups: Sequence[ParameterGroup]) -> Iterator[tuple[str, nn.Parameter, str, torch.Size]]:
+    """Each entry of the optimizers' state: its name in a checkpoint, the parameter, the moment and its shape."""
     for group in groups:
         for name, parameter in group.named:
             for key in MOMENTS[group.optimizer]:
-                # By name: torch's own state_dict numbers parameters, and another order of them would mix their moments.
-                value = state.get(parameter, {}).get(key)
-                if value is None:  # a parameter that never had a gradient, which is the same as zeros
-                    value = torch.zeros(_shape(key, parameter), device=parameter.device)
-                saved[f"optimizer.{key}.{name}"] = value
-    return saved
-
-
-def restore_moments(
-    optimizers: Sequence[torch.optim.Optimizer], groups: Sequence[ParameterGroup], saved: Mapping[str, Tensor]
-) -> None:
-    """Put the state of a checkpoint back; `damaged_moment` has found nothing wrong with it."""
-    where = {}
-    for group in groups:
-        for name, parameter in group.named:
-            where[parameter] = (name, group.optimizer)
-    for optimizer in optimizers:
-        for parameters in optimizer.param_groups:
-            for parameter in parameters["params"]:
-                name, kind = where[parameter]
-                for key in MOMENTS[kind]:
-                    value = saved[f"optimizer.{key}.{name}"]
-                    # AdamW counts steps on the host unless it is fused; a count on the GPU would be waited for.
-                    if key != "step" or optimizer.defaults["fused"]:
-                        value = value.to(parameter.device)
-                    optimizer.state[parameter][key] = value
+                shape = parameter.shape
+                if key == "step":  # a count is one number
+                    shape = torch.Size()
+                yield f"optimizer.{key}.{name}", parameter, key, shape
 
 
 def damaged_moment(groups: Sequence[ParameterGroup], saved: Mapping[str, Tensor]) -> str | None:
     """What is wrong with the optimizers' state of a checkpoint; None if nothing is."""
-    for group in groups:
-        for name, parameter in group.named:
-            for key in MOMENTS[group.optimizer]:
-                value = saved.get(f"optimizer.{key}.{name}")
-                if value is None:
-                    return f"no {key} of {name}"
-                if value.shape != _shape(key, parameter) or not value.isfinite().all():
-                    return f"a damaged {key} of {name}"
+    for entry, _, key, shape in moments(groups):
+        value = saved.get(entry)
+        name = entry.removeprefix(f"optimizer.{key}.")
+        if value is None:
+            return f"no {key} of {name}"
+        if value.shape != shape or not value.isfinite().all():
+            return f"a damaged {key} of {name}"
     return None
-
-
-def _shape(key: str, parameter: Tensor) -> torch.Size:
-    """The shape of a moment: a count of steps is one number."""
-    if key == "step":
-        return torch.Size()
-    return parameter.shape

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raptor.certificate.verdict import MIN_STEPS
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory, ranks_of
 from raptor.files import RunError
 from raptor.progress import clock
 from raptor.streaming import Record, Result
-from raptor.train.stage import Stage
+from raptor.train.stage import Stage, Training
 
 _GIB = 2**30
 _SHOWN_DEVICES = (1, 8)
@@ -31,12 +31,11 @@ _TIMED_RUN = 64  # steps of a small run whose kinds of steps have the shares of 
 # timed ones.
 _NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
 _SLOW_STEP = 2.0  # seconds; so long a step is timed only once
-T = TypeVar("T")
 
 
 @dataclass
 class PlannedPart(Record):
-    """Steps of one kind: a stage of a training, or a probe.
+    """Steps of one kind: a stage of a training.
 
     Attributes:
         seconds: per step, measured; it includes reading the images.
@@ -122,20 +121,36 @@ class Plan(Result, Record):
         return [self.on(num) for num in sorted({*_SHOWN_DEVICES, self.num_devices})]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "estimates": [estimate.to_dict() for estimate in self.estimates()]}
+        return {**super().to_dict(), "estimates": self.table_rows()}
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per number of devices."""
         return [estimate.to_dict() for estimate in self.estimates()]
 
     def text(self) -> str:
-        written = ", ".join(f"{name} {_size(value)}" for name, value in self.written_bytes.items())
         lines = [f"{self.command}, a dry run: {self.model} on {self.data}; nothing is written", *self.checked]
         for part in self.parts:
-            lines.append(_steps(part))
+            each = f"{part.seconds:.3g} s"
+            if part.seconds < 1:
+                each = f"{1000 * part.seconds:.3g} ms"
+            line = f"{part.name}: {part.num_steps:,} steps of {part.batch_size} images, {each} each"
+            if part.num_timed:
+                line += f" ({part.num_timed} timed)"
+            lines.append(line)
         lines.append(f"{'devices':>16} {'batch each':>10} {'images/s':>9} {'memory':>9}  time")
         for estimate in self.estimates():
-            lines.append(_row(estimate))
+            name = str(estimate.num_devices)
+            if estimate.is_measured:
+                name += " (measured)"
+            if estimate.images_per_s is None or estimate.memory_bytes is None or estimate.seconds is None:
+                lines.append(f"{name:>16} the batch does not divide by {estimate.num_devices}")
+                continue
+            rate = f"{estimate.images_per_s:.1f}"
+            if estimate.images_per_s >= 10:
+                rate = f"{estimate.images_per_s:,.0f}"
+            memory = _size(estimate.memory_bytes)
+            lines.append(f"{name:>16} {estimate.batch:>10} {rate:>9} {memory:>9}  {clock(estimate.seconds)}")
+        written = ", ".join(f"{name} {_size(value)}" for name, value in self.written_bytes.items())
         lines.append(
             f"would write {_size(sum(self.written_bytes.values()))} to {self.folder} ({written}); "
             f"{_size(self.free_bytes)} are free"
@@ -148,26 +163,6 @@ class Plan(Result, Record):
         return "\n".join([*lines, *self.notes])
 
 
-def _steps(part: PlannedPart) -> str:
-    line = f"{part.name}: {part.num_steps:,} steps of {part.batch_size} images, {_short_time(part.seconds)} each"
-    if part.num_timed:
-        line += f" ({part.num_timed} timed)"
-    return line
-
-
-def _row(estimate: Estimate) -> str:
-    name = str(estimate.num_devices)
-    if estimate.is_measured:
-        name += " (measured)"
-    if estimate.batch is None or estimate.images_per_s is None or estimate.seconds is None:
-        return f"{name:>16} the batch does not divide by {estimate.num_devices}"
-    memory = _size(estimate.memory_bytes or 0.0)
-    rate = f"{estimate.images_per_s:.1f}"
-    if estimate.images_per_s >= 10:
-        rate = f"{estimate.images_per_s:,.0f}"
-    return f"{name:>16} {estimate.batch:>10} {rate:>9} {memory:>9}  {clock(estimate.seconds)}"
-
-
 def _size(num_bytes: float) -> str:
     for unit, factor in (("GiB", _GIB), ("MiB", 2**20)):
         if num_bytes >= 0.1 * factor:
@@ -175,63 +170,50 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / 1024:.1f} KiB"
 
 
-def _short_time(seconds: float) -> str:
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    return f"{seconds:.3g} s"
+def few_steps(stage: Stage, num_steps: int) -> str:
+    """What to say of a stage that is too short to train anything."""
+    budget = stage.budget
+    needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
+    return (
+        f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
+        f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
+        f"--budget {needed}{budget.unit}"
+    )
 
 
-class Memory:
-    """Peak memory of a device since this was made; on a CPU of the whole process."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        self.before = self.peak()
-
-    def peak(self) -> float:
-        if self.device.type == "cuda":
-            return float(torch.cuda.max_memory_allocated(self.device))
-        peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        if sys.platform != "darwin":
-            peak *= 1024  # Linux counts in KiB, macOS in bytes
-        return peak
+# What a plan measures.
 
 
-def num_bytes(module: nn.Module | Sequence[nn.Parameter]) -> float:
-    """Bytes of a module's parameters and buffers, or of a list of parameters."""
-    tensors: Iterable[Tensor] = module.state_dict().values() if isinstance(module, nn.Module) else module
-    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
+    """The length of each stage and the time of its steps, from a few that are done and undone."""
+    parts = []
+    for stage in stages:
+        try:
+            seconds, num_timed = step_seconds(Training(stage, fabric, {}), fabric)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ValueError(
+                f"a step of {stage.batch_size} images does not fit into memory: lower --batch_size or use more devices"
+            ) from None
+        num_steps = stage.num_steps(lambda seconds=seconds: seconds)  # type: ignore[misc]
+        is_timed = stage.budget.unit == "s"
+        parts.append(PlannedPart(stage.name, num_steps, stage.batch_size, seconds, is_timed, num_timed))
+    return parts
 
 
-def time_steps(
-    run: Callable[[int], object],
-    num_untimed: int,
-    num_timed: int,
-    now: Callable[[], float],
-    ranks: Ranks = ONE_PROCESS,
-) -> tuple[float, int]:
-    """Mean seconds per step of this rank, and of how many: one where that is slow already, else `num_timed`.
-
-    Args:
-        run: does a step, given its number from 0. The first `num_untimed` start loaders and kernels.
-        now: the time when all work is done, in seconds.
-        ranks: all of them time as many steps, because those of a training need every rank.
-    """
-    for i in range(num_untimed):
-        run(i)
-    # The first timed step by itself: where one takes seconds already, sixteen would take longer than some runs.
-    began = now()
-    run(num_untimed)
-    first = now() - began
-    # Asked of rank 0 only: ranks that decided by themselves would do different numbers of steps, and wait for ever.
-    if num_timed == 1 or ranks.first(lambda: first >= _SLOW_STEP):
-        return first, 1
-    began = now()
-    for i in range(1, num_timed):
-        run(num_untimed + i)
-    return (first + now() - began) / num_timed, num_timed
+def step_seconds(training: Training, fabric: Any) -> tuple[float, int]:
+    """Mean seconds per step over all ranks, from a few steps that are then undone, and how many of them were timed."""
+    saved = [weight.detach().clone() for weight in training.weights]
+    mean, num_timed = mean_seconds(training.step, training.stage.kind, fabric.device, ranks_of(fabric))
+    seconds = torch.tensor(mean, device=fabric.device)
+    with torch.no_grad():
+        for weight, value in zip(training.weights, saved):
+            # In place, because the optimizers hold these very tensors.
+            weight.copy_(value)
+    training.forget()
+    # All ranks turn the same mean into steps; with times of their own they would train different numbers of them.
+    return float(fabric.all_reduce(seconds, reduce_op="mean")), num_timed
 
 
 def mean_seconds(
@@ -273,26 +255,33 @@ def mean_seconds(
     return total / num_steps, num_all
 
 
-def step_seconds(
-    stage: Stage, train_step: Callable[[int, int], object], forget: Callable[[], None], fabric: Any
+def time_steps(
+    run: Callable[[int], object],
+    num_untimed: int,
+    num_timed: int,
+    now: Callable[[], float],
+    ranks: Ranks = ONE_PROCESS,
 ) -> tuple[float, int]:
-    """Mean seconds per step over all ranks, from a few steps that are then undone, and how many of them were timed.
+    """Mean seconds per step of this rank, and of how many: one where that is slow already, else `num_timed`.
 
-    `forget` drops what the steps left in the optimizers.
+    Args:
+        run: does a step, given its number from 0. The first `num_untimed` start loaders and kernels.
+        now: the time when all work is done, in seconds.
+        ranks: all of them time as many steps, because those of a training need every rank.
     """
-    saved = []
-    for group in stage.groups:
-        for _, parameter in group.named:
-            saved.append((parameter, parameter.detach().clone()))
-    mean, num_timed = mean_seconds(train_step, stage.kind, fabric.device, ranks_of(fabric))
-    seconds = torch.tensor(mean, device=fabric.device)
-    with torch.no_grad():
-        for parameter, value in saved:
-            # In place, because the optimizers hold these very tensors.
-            parameter.copy_(value)
-    forget()
-    # All ranks turn the same mean into steps; with times of their own they would train different numbers of them.
-    return float(fabric.all_reduce(seconds, reduce_op="mean")), num_timed
+    for i in range(num_untimed):
+        run(i)
+    # The first timed step by itself: where one takes seconds already, sixteen would take longer than some runs.
+    began = now()
+    run(num_untimed)
+    first = now() - began
+    # Asked of rank 0 only: ranks that decided by themselves would do different numbers of steps, and wait for ever.
+    if num_timed == 1 or ranks.first(lambda: first >= _SLOW_STEP):
+        return first, 1
+    began = now()
+    for i in range(1, num_timed):
+        run(num_untimed + i)
+    return (first + now() - began) / num_timed, num_timed
 
 
 def _clock(device: torch.device) -> float:
@@ -301,25 +290,18 @@ def _clock(device: torch.device) -> float:
     return time.monotonic()
 
 
-def few_steps(stage: Stage, num_steps: int) -> str:
-    """What to say of a stage that is too short to train anything."""
-    budget = stage.budget
-    needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
-    return (
-        f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
-        f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
-        f"--budget {needed}{budget.unit}"
-    )
+def peak_memory(device: torch.device) -> float:
+    """Peak memory of a device since its statistics were reset; on a CPU of the whole process."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    if sys.platform != "darwin":
+        peak *= 1024  # Linux counts in KiB, macOS in bytes
+    return peak
 
 
-def measured_step(measure: Callable[[], T], batch_size: int) -> T:
-    """What `measure` gives; ValueError when a step finds no memory."""
-    try:
-        return measure()
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-    raise ValueError(f"a step of {batch_size} images does not fit into memory: lower --batch_size or use more devices")
+def num_bytes(tensors: Iterable[Tensor]) -> float:
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
 
 def free_disk(folder: Path, needed: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,16 @@ from raptor.certificate.linear_head import LinearHead
 from raptor.devices import device_name
 from raptor.phases.cut import Phases
 from raptor.phases.study import check_cuts
-from raptor.progress import clock
+from raptor.progress import clock, say
 from raptor.run import check_config, check_folder, read_config
-from raptor.train.distilled import DistillSummary
-from raptor.train.job import Job
-from raptor.train.loop import LOG_EVERY, plan_stage
-from raptor.train.optimizer import num_moments
-from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
-from raptor.train.resume import check_run_folder, read_finished
-from raptor.train.schedule import Budget
-from raptor.train.stage import NUM_VALIDATIONS, DistillStage
+from raptor.train.distilled import DistillSummary, check_run_folder, read_finished
+from raptor.train.job import NUM_VALIDATIONS, Job
+from raptor.train.loop import LOG_EVERY
+from raptor.train.optimizer import moments
+from raptor.train.plan import NUM_DECODED, Plan, free_disk, num_bytes, peak_memory, plan_stages
+from raptor.train.stage import Budget
 from raptor.train.validation import Validator
 from raptor.vit.trajectory import autocast
-from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights
 
 _FEW_IMAGES = 16  # a CPU is as fast on few images as on many
@@ -38,57 +34,64 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
 
     phases: as given; None where the run would cut `num_blocks` of them from its images.
     """
+    teacher = job.teacher
+    config = job.config
+    device = job.fabric.device
     num_similarity = 0
     if phases is None:
-        num_similarity = job.num_cut_by()
-        if job.config.method == "function":
+        num_similarity = job.num_cut_by
+        if config.method == "function":
             # Each image is passed through half of the blocks for every pair of blocks.
-            num_similarity *= job.teacher.num_layers**2 // 2
-        phases = _phases_there(folder) or _even_phases(job.teacher, num_blocks)
-    check_run_folder(job.teacher, folder)
+            num_similarity *= teacher.num_layers**2 // 2
+        phases = _likely_phases(job, num_blocks, folder)
+    check_run_folder(teacher, folder)
     check_folder(folder)
-    resolved = {**made_with, "phases": list(phases), "stage": job.config.stage}
-    check_config(folder, resolved)
-    memory = Memory(job.fabric.device)
+    check_config(folder, {**made_with, "phases": list(phases), "stage": config.stage})
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     student = job.student(phases)
     stream = job.stream(NUM_DECODED)
     validator = job.validator(folder)
-    # In place of the variance, which decides no time and would take a pass over some images.
-    ones_lt = torch.ones(job.teacher.num_layers, job.teacher.groups.num_tokens, device=job.fabric.device)
     head = None
-    if job.has_head_term():
-        head = _planned_head(job, validator)
-    module = job.step(student, phases, ones_lt, head)
-    stages = [DistillStage(job, name, module, stream, validator, student) for name in job.stages()]
-    trained = num_bytes([parameter for _, parameter in module.trained_parameters()])
-    moments = 0.0
-    for group in stages[0].groups:
-        moments += num_moments(group.optimizer) * num_bytes([parameter for _, parameter in group.named])
-    fixed = memory.peak() + trained + moments  # and a gradient of each weight
-    if job.fabric.is_global_zero:
-        # A step of a large batch takes minutes on a CPU, and the estimate needs none.
-        print(estimate(job, validator), file=sys.stderr)
-        print(f"timing a few steps of {job.config.batch_size} images", file=sys.stderr)
-    parts = measured_step(lambda: [plan_stage(stage, job.fabric) for stage in stages], job.config.batch_size)
-    num_measured = _num_measured(job, validator) + num_similarity
+    if job.has_head_term and (config.head_file is not None or teacher.num_classes):
+        head = validator.head
+    elif job.has_head_term:
+        # As large as the ridge head that the run would fit.
+        num_classes = len(job.images.head.classes or ())
+        weight_cf = torch.zeros(num_classes, num_features(teacher))
+        head = Head("ridge", num_classes, LinearHead(weight_cf, torch.zeros(num_classes)))
+    # In place of the variance, which decides no time and would take a pass over some images.
+    ones_lt = torch.ones(teacher.num_layers, teacher.groups.num_tokens, device=device)
+    stages = job.stages(student, phases, ones_lt, head, stream, validator)
+    trained = num_bytes(parameter for _, parameter in stages[0].module.trained_parameters())
+    kept = 0.0  # of the optimizer
+    for _, parameter, key, _ in moments(stages[0].groups):
+        if key != "step":
+            kept += num_bytes([parameter])
+    fixed = peak_memory(device) + trained + kept  # and a gradient of each weight
+    # A step of a large batch takes minutes on a CPU, and the estimate needs none.
+    say(estimate(job, validator))
+    say(f"timing a few steps of {config.batch_size} images")
+    parts = plan_stages(stages, job.fabric)
     # A line of metrics.jsonl has some 200 bytes and about 14 for the loss of each layer.
     num_lines = sum(part.num_steps for part in parts) / LOG_EVERY
     # Two are kept, and the third is written before the oldest goes.
     written = {
-        "three checkpoints": 3 * (trained + moments),
-        "surrogate": num_bytes(student.model),
-        "metrics": num_lines * (200.0 + 14 * job.teacher.num_layers),
+        "three checkpoints": 3 * (trained + kept),
+        "surrogate": num_bytes(student.model.state_dict().values()),
+        "metrics": num_lines * (200.0 + 14 * teacher.num_layers),
     }
+    num_measured = _num_measured(job, validator) + num_similarity
     return Plan(
         command="distill",
-        model=job.teacher.name,
+        model=teacher.name,
         data=job.images.train.name,
         folder=str(folder),
-        device=device_name(job.fabric.device),
+        device=device_name(device),
         checked=_checked(job, phases, validator),
         parts=parts,
         other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
-        memory_bytes=max(job.ranks.gather(memory.peak())),
+        memory_bytes=max(job.ranks.gather(peak_memory(device))),
         fixed_bytes=fixed,
         written_bytes=written,
         free_bytes=free_disk(folder, sum(written.values())),
@@ -102,9 +105,9 @@ def estimate(job: Job, validator: Validator) -> str:
     """How long the run takes, from the time of one forward pass."""
     seconds = _image_seconds(job, validator) / job.ranks.size
     budget = Budget.parse(job.config.budget)
-    training = budget.amount * sum(job.stages().values())
+    training = budget.amount * sum(job.shares.values())
     if budget.unit == "epochs":
-        training *= job.steps_per_epoch()
+        training *= job.steps_per_epoch
     if budget.unit != "s":
         training *= _PASSES_PER_STEP * seconds * job.config.batch_size
     measuring = _num_measured(job, validator) * seconds
@@ -120,36 +123,21 @@ def estimate(job: Job, validator: Validator) -> str:
     return text
 
 
-def _even_phases(teacher: ViT, k: int) -> Phases:
-    """Phases of equal length, for a plan: where the run cuts changes little of what it takes."""
-    check_cuts(teacher, [k])
-    short, num_long = divmod(teacher.num_layers, k)
+def _likely_phases(job: Job, k: int, folder: Path) -> Phases:
+    """The phases of a run that `folder` holds, else k of equal length: where a run cuts changes little of its time."""
+    if (folder / "config.yaml").exists():
+        saved = read_config(folder).get("phases")
+        if saved:
+            return Phases.from_lengths(saved)
+    check_cuts(job.teacher, [k])
+    short, num_long = divmod(job.teacher.num_layers, k)
     return Phases((short + 1,) * num_long + (short,) * (k - num_long))
-
-
-def _phases_there(folder: Path) -> Phases | None:
-    """The phases of a run that `folder` holds already."""
-    if not (folder / "config.yaml").exists():
-        return None
-    saved = read_config(folder).get("phases")
-    if not saved:
-        return None
-    return Phases.from_lengths(saved)
-
-
-def _planned_head(job: Job, validator: Validator) -> Head | None:
-    """The head of the head term; in place of a ridge head that the run would fit, one as large."""
-    if job.config.head_file is not None or job.teacher.num_classes:
-        return validator.head
-    num_classes = len(job.images.head.classes or ())
-    weight_cf = torch.zeros(num_classes, num_features(job.teacher))
-    return Head("ridge", num_classes, LinearHead(weight_cf, torch.zeros(num_classes)))
 
 
 def _image_seconds(job: Job, validator: Validator) -> float:
     """Seconds of a forward pass per image."""
     images = next(iter(validator.val.whole())).images
-    if job.teacher.device.type != "cuda":
+    if job.fabric.device.type != "cuda":
         images = images[:_FEW_IMAGES]
     with torch.no_grad(), autocast(job.precision, job.teacher.device):
         job.teacher(images)  # the first call chooses kernels
@@ -160,7 +148,7 @@ def _image_seconds(job: Job, validator: Validator) -> float:
 
 def _num_measured(job: Job, validator: Validator) -> int:
     """Images that teacher or surrogate see in all validations and for the ridge probes."""
-    num_validations = NUM_VALIDATIONS * len(job.stages()) + 1  # and once more at the end
+    num_validations = NUM_VALIDATIONS * len(job.shares) + 1  # and once more at the end
     num = 2 * num_validations * validator.val.num_images
     if validator.labelled:
         num += 2 * (validator.train.num_images + validator.val.num_images)

@@ -15,7 +15,7 @@ from raptor.certificate.refit import Refitted, after_blocks, replaced_weights, s
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.train.plan import time_steps
-from raptor.train.schedule import learning_rate
+from raptor.train.stage import learning_rate
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

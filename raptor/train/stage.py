@@ -1,36 +1,95 @@
-"""What the training loop needs to know about a stage of training, and the two stages of a distillation."""
+"""One stage of training: how long it is, what is trained, and one step of it with its optimizers."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from raptor.config import Recipe
-from raptor.data.stream import TrainStream, stable_seed
-from raptor.train.graphs import StepGraphs
-from raptor.train.job import Job
-from raptor.train.losses import Parts
-from raptor.train.optimizer import ParameterGroup, is_matrix
-from raptor.train.schedule import Budget, Rates, teacher_forcing
-from raptor.train.step import DistillStep
-from raptor.train.validation import Validator, shown_r2
-from raptor.vit.view import ViT
+from raptor.train.optimizer import ParameterGroup, make_optimizers, moments, named_parameters
 
-NUM_VALIDATIONS = 4  # per stage
+_UNITS = {  # as written: the unit it is kept in, and the factor between them
+    "s": ("s", 1.0),
+    "m": ("s", 60.0),
+    "min": ("s", 60.0),
+    "h": ("s", 3600.0),
+    "step": ("steps", 1.0),
+    "steps": ("steps", 1.0),
+    "epoch": ("epochs", 1.0),
+    "epochs": ("epochs", 1.0),
+}
+_MAX_AMOUNT = 1e10  # of any unit
 
 
-class Stage(Protocol):
-    """What the loop needs to know about one stage of training.
+@dataclass(frozen=True)
+class Budget:
+    """How long a run is: `amount` of `unit`, which is `s`, `steps` or `epochs`."""
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read `120s`, `5m`, `2h`, `3000steps` or `20epochs`."""
+        match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-z]+)\s*", str(text).lower())
+        if match is not None and match[2] in _UNITS:
+            unit, factor = _UNITS[match[2]]
+            amount = float(match[1]) * factor
+            if 0 < amount <= _MAX_AMOUNT:
+                return cls(amount, unit)
+        raise ValueError(f"cannot read the budget {text!r}: write 120s, 5m, 2h, 3000steps or 20epochs")
+
+    def num_steps(
+        self, steps_per_epoch: float, share: float, step_seconds: Callable[[], float], before: float = 0.0
+    ) -> int:
+        """Steps in `share` of the budget, after the share `before` that other stages have; at least 1.
+
+        The stages of a budget in steps or epochs have exactly its steps together: the boundaries between them are
+        rounded, not their lengths. `step_seconds` times a step, and is called only for a budget of seconds.
+        """
+        # Seconds become steps once, so that everything else is a function of the step.
+        if self.unit == "s":
+            return max(1, round(self.amount * share / step_seconds()))
+        total = self.amount
+        if self.unit == "epochs":
+            total *= steps_per_epoch
+        total = max(1, round(total))
+        boundaries = []
+        for place in (before, before + share):
+            place = round(place, 9)  # .1 + .9 is 1
+            boundary = round(total * place)
+            if 0 < place < 1:  # at least one step on each side of a boundary inside the run
+                boundary = max(1, min(boundary, total - 1))
+            boundaries.append(boundary)
+        return max(1, boundaries[1] - boundaries[0])
+
+
+def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: float) -> float:
+    """Linear warm-up over the first `warmup` of the run to `peak`, then a cosine down to `low` at its last step."""
+    num_warm = max(1, round(warmup * num_steps))
+    if step < num_warm:
+        # Above 0, or the first step would change nothing.
+        return peak * (step + 1) / num_warm
+    # One step ahead, so that the last step has `low` itself.
+    progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
+    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
+
+
+class Stage:
+    """What is trained, and how one step of it goes; a base class.
 
     Attributes:
         name: the stage in metrics.jsonl and in the checkpoint.
         title: description of the progress bar.
         module: one training step as a module. Fabric wraps it; nothing trainable may be called around it.
         groups: what it trains, in its order.
-        betas, clip, rates: of the optimizer: decay rates of the moments, gradient norm, learning rate.
+        betas, clip: decay rates of the optimizer's moments, and the gradient norm.
+        lr, min_lr, warmup: peak and last learning rate, and the share of the stage that it rises in.
         batch_size: images per step over all ranks.
         budget, share, before, steps_per_epoch: length of the run, the share of it that this stage gets, the share that
             the stages before it get, steps in an epoch.
@@ -41,21 +100,21 @@ class Stage(Protocol):
 
     name: str
     title: str
+    module: nn.Module
     groups: list[ParameterGroup]
-    betas: tuple[float, float]
-    clip: float
-    rates: Rates
+    betas = (0.9, 0.999)
+    clip = 1.0
+    lr: float
+    min_lr = 0.0
+    warmup: float
     batch_size: int
     budget: Budget
-    share: float
-    before: float
+    share = 1.0
+    before = 0.0
     steps_per_epoch: float
-    num_validations: int
-    refines: bool
-    average_last: float
-
-    @property
-    def module(self) -> nn.Module: ...
+    num_validations = 0
+    refines = False
+    average_last = 0.0
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         """Run one step and leave its gradients in the parameters; the losses (N,) to log, on the device.
@@ -64,151 +123,123 @@ class Stage(Protocol):
             wrapped: `module` as Fabric wraps it.
             propagate: clears the gradients and runs the backward pass from a loss.
         """
+        raise NotImplementedError
+
+    def rate(self, step: int, num_steps: int) -> float:
+        return learning_rate(step, num_steps, self.lr, self.min_lr, self.warmup)
+
+    def num_steps(self, step_seconds: Callable[[], float]) -> int:
+        """The length of the stage; `step_seconds` times a step, where the budget is in seconds."""
+        return self.budget.num_steps(self.steps_per_epoch, self.share, step_seconds, self.before)
 
     def kind(self, step: int, num_steps: int) -> Hashable:
         """Steps of one kind take the same time."""
+        return None
 
     def clip_groups(self) -> list[list[nn.Parameter]]:
         """The parameters whose gradients are clipped by one norm."""
+        return [list(self.module.parameters())]
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds beside the optimizer's state."""
+        raise NotImplementedError
 
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
         """The log line's entries for the losses (steps, N) since the last one; `loss` is among them."""
+        return {"loss": round(float(loss_nl.mean()), 5)}
 
     def where(self, column: int | None = None) -> str:
         """The end of an error message: which stage, and which part of it the loss in `column` belongs to."""
+        return ""
 
     def validate(self) -> tuple[dict[str, Any], str]:
         """Scores on held-out images, and a note for the progress bar. Every rank calls it, with its share of them."""
+        raise NotImplementedError
 
 
-class DistillStage:
-    """`stage1` or `stage2` of a distillation; see `Stage`."""
+class Training:
+    """A stage with its module as Fabric wraps it, its optimizers, and the mean of its last weights.
 
-    betas = (0.9, 0.999)
+    Args:
+        tensors: of the checkpoint that the stage goes on from; empty at its beginning.
+    """
 
-    def __init__(
-        self, job: Job, name: str, module: DistillStep, stream: TrainStream, validator: Validator, student: ViT
-    ):
-        recipe = job.config
-        self.name = name
-        self.title = f"distil {name}"
-        self.module = module
-        self.stream = stream
-        self.recipe = recipe
-        self.validator = validator
-        self.student = student
-        self.num_layers = student.num_layers
-        self.graphs = StepGraphs(module, name, job.precision, job.graphed())
-        self.groups = parameter_groups(module.trained_parameters(), recipe)
-        self.clip = recipe.clip
-        self.rates = Rates(recipe.lr, recipe.min_lr, recipe.warmup)
-        self.batch_size = recipe.batch_size
-        self.budget = Budget.parse(recipe.budget)
-        self.share = job.stages()[name]
-        self.before = 0.0
-        if name == "stage2":
-            self.before = recipe.stage1_share
-        self.steps_per_epoch = job.steps_per_epoch()
-        self.num_validations = NUM_VALIDATIONS
-        self.refines = recipe.start is not None  # then few steps are enough, and nothing is said of them
-        # Stage 1 is averaged only where the recipe ends with it: stage 2 goes on from its last weights.
-        self.average_last = 0.0
-        if name == "stage2" or recipe.stage1_share == 1:
-            self.average_last = recipe.average_last
+    def __init__(self, stage: Stage, fabric: Any, tensors: Mapping[str, Tensor]):
+        self.stage = stage
+        made = make_optimizers(stage.groups, stage.lr, stage.betas, fused=fabric.device.type == "cuda")
+        # The optimizers' own state, by parameter: torch's state_dict numbers parameters, and another order of them
+        # would mix their moments.
+        self.states = {}
+        for optimizer in made:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.states[parameter] = optimizer.state
+        self.weights: list[Tensor] = []
+        self.means: list[Tensor] = []
+        names = []
+        for name, parameter in named_parameters(stage.groups):
+            names.append(name)
+            self.weights.append(parameter)
+        self.mean_names = [f"average.{name}" for name in names]
+        if tensors:
+            for entry, parameter, key, _ in moments(stage.groups):
+                value = tensors[entry]
+                # AdamW counts steps on the host unless it is fused; a count on the GPU would be waited for.
+                if key != "step" or fabric.device.type == "cuda":
+                    value = value.to(parameter.device)
+                self.states[parameter][parameter][key] = value
+            # A checkpoint from before the averaged steps has no mean.
+            if self.mean_names[0] in tensors:
+                self.means = [tensors[name].to(weight) for name, weight in zip(self.mean_names, self.weights)]
+        self.wrapped, *self.optimizers = fabric.setup(stage.module, *made)
+        self.backward = fabric.backward
 
-    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
-        """The loss of every trained layer, on the device."""
-        # Drawn outside the module and the graph: a replayed graph would repeat its random numbers.
-        images = self.stream.batch(step, self.name, self._size(step, num_steps))
-        lam = self._lam(step, num_steps)
-        lengths = self._lengths(step)
-        layer_losses = None
-        # A graph holds one sequence of blocks, so a step with a hand-over runs without one.
-        if lengths is None:
-            layer_losses = self.graphs.run(images, lam)
-        if layer_losses is None:
-            loss, layer_losses = wrapped(images, self.name, lam, lengths=lengths)
-            propagate(loss)
-        return layer_losses
+    def step(self, step: int, num_steps: int) -> Tensor:
+        """One step of the optimizers; the losses (N,) to log, on the device."""
+        # By the step's number: one of torch's schedulers would have to be replayed where a run is resumed.
+        lr = self.stage.rate(step, num_steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        losses = self.stage.losses(self.wrapped, step, num_steps, self._propagate)
+        for parameters in self.stage.clip_groups():
+            nn.utils.clip_grad_norm_(parameters, self.stage.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self._average(step, num_steps)
+        return losses.detach()
 
-    def kind(self, step: int, num_steps: int) -> tuple[Parts, int, bool]:
-        hands_over = self._lengths(step) is not None
-        return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps), hands_over
+    def _propagate(self, loss: Tensor) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)  # no pass over the gradients to write zeros
+        self.backward(loss)
 
-    def _lengths(self, step: int) -> list[int] | None:
-        """Steps of each phase before it hands over, drawn for a share of the steps of stage 2; None for all steps."""
-        if self.name != "stage2" or not self.recipe.hand_over:
-            return None
-        # From the step, so that all ranks and a resumed run hand over alike.
-        drawn = random.Random(stable_seed(self.recipe.seed, "hand over", step))
-        if drawn.random() >= self.recipe.hand_over:
-            return None
-        lengths = []
-        for first, last in self.module.spans:
-            lengths.append(drawn.randint(1, last - first + 1))
-        return lengths
-
-    def _size(self, step: int, num_steps: int) -> int:
-        """The image size of a step: one that the stream draws, or the first of two until its share of the run ends."""
-        until = self.recipe.first_size_until
-        if not until:
-            return self.stream.size(step, self.name)
-        assert self.recipe.sizes is not None
-        place = self.before + self.share * step / num_steps  # in the whole run
-        is_late = place >= until
-        return self.recipe.sizes[int(is_late)]
-
-    def _lam(self, step: int, num_steps: int) -> float:
-        """The share of teacher forcing at a step."""
-        if self.name != "stage1":
-            return 0.0
-        return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
-
-    def clip_groups(self) -> list[list[nn.Parameter]]:
-        return self.module.clip_groups(self.name)
+    @torch.no_grad()
+    def _average(self, step: int, num_steps: int) -> None:
+        """Take the weights into the mean over the last steps of the stage, which the stage ends with."""
+        first = num_steps - round(self.stage.average_last * num_steps)
+        if step < first:
+            return
+        # By the step's number, so that a checkpoint needs no count. The lists are one kernel on a GPU, not hundreds.
+        if step == first or not self.means:
+            self.means = [weight.detach().clone() for weight in self.weights]
+        else:
+            torch._foreach_lerp_(self.means, self.weights, 1 / (step - first + 1))
+        if step == num_steps - 1:
+            torch._foreach_copy_(self.weights, self.means)
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = {"variance": self.module.variance}
-        for name, value in self.module.shared_blocks.state_dict().items():
-            tensors[f"block.{name}"] = value
-        return tensors
+        """What a checkpoint holds: the stage's own tensors, the optimizers' state, and the mean if it has begun."""
+        saved = dict(self.stage.tensors())
+        for entry, parameter, key, shape in moments(self.stage.groups):
+            value = self.states[parameter].get(parameter, {}).get(key)
+            if value is None:  # a parameter that never had a gradient, which is the same as zeros
+                value = torch.zeros(shape, device=parameter.device)
+            saved[entry] = value
+        return {**saved, **dict(zip(self.mean_names, self.means))}
 
-    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
-        layer_nl = loss_nl[:, : self.num_layers]
-        # Seven digits are what fp32 has; metrics.jsonl would be twice as long with those of the conversion.
-        rounded = [float(f"{loss:.7g}") for loss in layer_nl.mean(0).tolist()]
-        found: dict[str, Any] = {"loss": float(layer_nl.mean()), "layer_loss": rounded}
-        if self.module.has_head_term(self.name):
-            found["head_loss"] = float(loss_nl[:, self.num_layers].mean())
-        return found
-
-    def where(self, column: int | None = None) -> str:
-        if column is None:
-            return f" of {self.name}"
-        if column == self.num_layers:
-            return f" of {self.name}, head term"
-        return f" of {self.name}, layer {column + 1}"
-
-    def validate(self) -> tuple[dict[str, Any], str]:
-        scores = self.validator.validate(self.student)
-        note = f"R2 {shown_r2(scores.r2_last)} (lowest {shown_r2(scores.r2_lowest)})"
-        if scores.agreement is not None:
-            note += f", agreement {scores.agreement:.1%}"
-        return scores.to_dict(), note
-
-
-def parameter_groups(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> list[ParameterGroup]:
-    """What is trained; with Muon the weights of linear layers, which it takes, are a group of their own."""
-    if recipe.optimizer == "adamw":
-        return [ParameterGroup(named, recipe.weight_decay)]
-    matrices = []
-    others = []
-    for name, parameter in named:
-        if is_matrix(name, parameter):
-            matrices.append((name, parameter))
-        else:
-            others.append((name, parameter))
-    return [ParameterGroup(matrices, recipe.weight_decay, "muon"), ParameterGroup(others, recipe.weight_decay)]
+    def forget(self) -> None:
+        """Drop the state of the optimizers and the mean, as before the first step."""
+        self.means = []
+        for state in self.states.values():
+            state.clear()

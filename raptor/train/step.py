@@ -6,7 +6,7 @@ Nothing trainable is called outside this module, so a data-parallel wrapper sees
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,23 @@ from raptor.surrogate.kernels.attention import choose_attention
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.surrogate.teacher_blocks import has_image_arguments
 from raptor.train.frozen import half_copy
-from raptor.train.losses import Parts, Target, at_groups, groups_at, targets_of
+from raptor.train.losses import Target, at_groups, groups_at, targets_of
 from raptor.vit.calls import first_tensor
 from raptor.vit.view import Context, ViT
 
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
+
+
+class Parts(NamedTuple):
+    """Which losses a step of stage 1 computes: on the block's own states, and from the teacher's."""
+
+    autoregressive: bool
+    forced: bool
+
+    @classmethod
+    def of(cls, lam: float) -> Parts:
+        """The losses whose weight is above zero when `lam` is the share of teacher forcing."""
+        return cls(lam < 1, lam > 0)
 
 
 class DistillStep(nn.Module):
@@ -192,19 +204,20 @@ class DistillStep(nn.Module):
 
         Both go through the norm and head that the student has from its teacher, which are frozen.
         """
-        with torch.no_grad():
-            teacher_bc = self._log_probabilities(teacher_btd.float())
-        student_bc = self._log_probabilities(student_btd)
-        return F.kl_div(student_bc, teacher_bc, reduction="batchmean", log_target=True)
-
-    def _log_probabilities(self, state_btd: Tensor) -> Tensor:
         student = self._student[0]
-        assert self.head is not None
-        if self.head.linear is None:
-            logits_bc = student.finish(state_btd)
-        else:
-            logits_bc = self.head.linear(student.features(state_btd))
-        return logits_bc.float().log_softmax(dim=-1)
+        head = self.head
+        assert head is not None
+
+        def log_probabilities(state_btd: Tensor) -> Tensor:
+            if head.linear is None:
+                logits_bc = student.finish(state_btd)
+            else:
+                logits_bc = head.linear(student.features(state_btd))
+            return logits_bc.float().log_softmax(dim=-1)
+
+        with torch.no_grad():
+            teacher_bc = log_probabilities(teacher_btd.float())
+        return F.kl_div(log_probabilities(student_btd), teacher_bc, reduction="batchmean", log_target=True)
 
     def _autoregress(
         self,
@@ -251,7 +264,19 @@ class DistillStep(nn.Module):
         if first > last:
             return torch.stack(losses)
         if self._one_call[j]:
-            for layer, out_btd in enumerate(self._all_depths(states, context, j, first), start=first):
+            # All depths are rows of one batch.
+            tied: Any = self.shared_blocks[j]
+            batch = states[0].shape[0]
+            args, kwargs = context.calls[first - 1]
+            depth_n = self.depths[first - 1 : last]
+            modulation = tied.modulation(depth_n.repeat_interleave(batch))
+            block_weights = tied.weights(depth_n)
+            if block_weights is not None:
+                kwargs = {**kwargs, "weights": block_weights}
+            x_ntd = torch.cat(states[first - 1 : last]).float()
+            out_ntd = self._run_depths(tied.block, x_ntd, modulation, args, kwargs)
+            out_by_layer = out_ntd.unflatten(0, (len(depth_n), batch)).unbind(0)
+            for layer, out_btd in enumerate(out_by_layer, start=first):
                 target_btd = states[layer]
                 weights, cosine_t = self.targets["stage1", target_btd.shape[1]][layer - 1]
                 losses.append(weighted_error(out_btd, target_btd, weights, cosine_t))
@@ -261,21 +286,6 @@ class DistillStep(nn.Module):
                 start_btd = states[layer - 1].float()
                 losses.append(self._step(states, context, "stage1", j, layer, call, start_btd)[2])
         return torch.stack(losses)
-
-    def _all_depths(self, states: list[Tensor], context: Context, j: int, first: int) -> Sequence[Tensor]:
-        """The state after each layer of phase `j` from `first` on, from the teacher's state before it, in one call."""
-        tied: Any = self.shared_blocks[j]
-        last = self.spans[j][1]
-        batch = states[0].shape[0]
-        args, kwargs = context.calls[first - 1]
-        depth_n = self.depths[first - 1 : last]
-        modulation = tied.modulation(depth_n.repeat_interleave(batch))
-        weights = tied.weights(depth_n)
-        if weights is not None:
-            kwargs = {**kwargs, "weights": weights}
-        x_ntd = torch.cat(states[first - 1 : last]).float()
-        out_ntd = self._run_depths(tied.block, x_ntd, modulation, args, kwargs)
-        return out_ntd.unflatten(0, (len(depth_n), batch)).unbind(0)
 
     def _calls(self, j: int) -> Iterator[tuple[int, LayerCall]]:
         """The layers of phase `j`, each with how the phase's block is called there."""

@@ -41,17 +41,11 @@ class StochasticBlock(nn.Module):
         return torch.where(self.keep, out_btd, x_btd)
 
 
-def check_drop(p: float) -> None:
-    """Raise unless 0 <= p < 1."""
-    if not 0 <= p < 1:
-        raise ValueError(f"the drop probability must be in [0, 1), not {p}")
-
-
 class StochasticDepth:
     """Whole-block stochastic depth over a model's blocks, as a function of (seed, step).
 
     Args:
-        p: probability that a sample skips a block.
+        p: probability that a sample skips a block, below 1.
         batch_size: samples over all ranks.
         rescale: divide kept updates by 1 - p.
         rows: this rank's samples of the batch; by default all.
@@ -66,7 +60,6 @@ class StochasticDepth:
         seed: int,
         rows: slice = slice(None),
     ):
-        check_drop(p)
         self.blocks = blocks
         self.p = p
         self.seed = seed

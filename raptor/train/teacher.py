@@ -25,13 +25,12 @@ from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_de
 from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.subject import Subject
-from raptor.train.host import deaths_explained
-from raptor.train.loop import Checkpoint, Loop, plan_stage
-from raptor.train.optimizer import ParameterGroup
-from raptor.train.plan import NUM_DECODED, Memory, Plan, free_disk, measured_step, num_bytes
-from raptor.train.resume import read_finished
-from raptor.train.schedule import Budget, Rates
-from raptor.train.stochastic import StochasticDepth, check_drop
+from raptor.train.distilled import read_finished
+from raptor.train.loop import Checkpoint, Loop, deaths_explained
+from raptor.train.optimizer import ParameterGroup, named_parameters
+from raptor.train.plan import NUM_DECODED, Plan, free_disk, num_bytes, peak_memory, plan_stages
+from raptor.train.stage import Budget, Stage
+from raptor.train.stochastic import StochasticDepth
 from raptor.vit.builders import build_base
 from raptor.vit.open import open_vit
 from raptor.vit.origin import Base, Origin, Structure
@@ -42,7 +41,6 @@ from raptor.vit.trajectory import autocast
 from raptor.vit.view import ModelFacts, ViT
 from raptor.vit.weights import load_weights
 
-STAGE = "teacher"
 REGISTER_STD = 0.02
 SCENES_SIZE = 48
 _PREFIX = "model."  # of the weights in a checkpoint
@@ -74,7 +72,8 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     """
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
-    check_drop(config.drop)
+    if not 0 <= config.drop < 1:
+        raise ValueError(f"the drop probability must be in [0, 1), not {config.drop}")
     check_size(config.size)
     Budget.parse(config.budget)
     _check_shape(config.shape)
@@ -90,17 +89,21 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
         train_data = chosen.training(config.train_images, size)
         val_data = chosen.judged(config.num_images, size, like=train_data)
-    classes = check_labelled(train_data, spec_text(spec))
+    name = spec_text(spec)
+    classes = train_data.classes
+    if train_data.labels is None or not classes:
+        raise ValueError(f"{name} has no labels to train on: use an image folder with one folder per class")
+    if len(classes) < 2:
+        raise ValueError(f"{name} has one class only: a classifier needs two or more")
     check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale)
     check_folder(config.out)
     if val is not None and val_data.labels is None:
-        raise ValueError(f"{spec_text(val)} has other classes than {spec_text(spec)}: give --val with the same ones")
-    kwargs = _timm_kwargs(config, size)
-    base = Base(source=f"timm/{config.shape}", kwargs=kwargs, num_classes=len(classes))
+        raise ValueError(f"{spec_text(val)} has other classes than {name}: give --val with the same ones")
     # In fp32, because `TeacherStep` has its own autocast.
     fabric = open_fabric(device, "fp32")
-    name = f"timm/{config.shape} trained on {spec_text(spec)}"
-    vit = _untrained(base, name, size, config.seed).to(fabric.device)
+    kwargs = _timm_kwargs(config, size)
+    base = Base(source=f"timm/{config.shape}", kwargs=kwargs, num_classes=len(classes))
+    vit = _untrained(base, f"timm/{config.shape} trained on {name}", size, config.seed).to(fabric.device)
     vit.classes = list(classes)
     made_with: dict[str, Any] = {
         "shape": config.shape,
@@ -116,7 +119,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     folder = Path(config.out)
     if config.dry_run:
         check_config(folder, made_with)
-        return _plan(_stage(vit, train_data, precision, config, fabric), len(val_data), folder)
+        return _plan(TeacherStage(vit, train_data, config, precision, fabric), len(val_data), folder)
     check_shared(folder, ranks_of(fabric))
     run = Run(folder, made_with, writer=fabric.is_global_zero)
     with run, deaths_explained(run, fabric):
@@ -126,8 +129,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
             own = {name.removeprefix(_PREFIX): value for name, value in tensors.items()}
             load_weights(vit.model, own, f"the checkpoint of {folder}")
         if read_finished(TeacherSummary, folder) is None:
-            stage = _stage(vit, train_data, precision, config, fabric)
-            _fit(stage, run, saved, val_data, config)
+            _fit(TeacherStage(vit, train_data, config, precision, fabric), run, saved, val_data)
         elif saved is None:  # its checkpoints were deleted to save room
             vit.model.load_state_dict(open_vit(folder / "teacher").model.state_dict())
         elif fabric.is_global_zero:
@@ -145,11 +147,16 @@ def _given_images(train_data: ImageData, val_data: ImageData) -> tuple[ImageData
     return train_data, alike
 
 
+@torch.no_grad()
 def _untrained(base: Base, name: str, size: int | None, seed: int) -> ViT:
     """The model as training starts from it."""
     with seeded(seed):
         model = build_base(base)
-    separate_registers(model, seed)
+    token = getattr(model, "reg_token", None)
+    if token is not None:
+        # Each register at random: timm's all start near zero, and registers that start equal stay equal.
+        generator = torch.Generator().manual_seed(stable_seed(seed, "registers"))
+        token.copy_(REGISTER_STD * torch.randn(token.shape, generator=generator))
     native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
     preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
     return inspect_vit(model, name, preprocess, Structure(), Origin(base=base))
@@ -183,37 +190,19 @@ def _timm_kwargs(config: TeacherConfig, size: int | None) -> dict[str, Any]:
     return kwargs
 
 
-def _stage(vit: ViT, train_data: ImageData, precision: str, config: TeacherConfig, fabric: Any) -> TeacherStage:
-    num_decoded = None
-    if config.dry_run:
-        num_decoded = NUM_DECODED
-    stream = TrainStream(
-        train_data,
-        vit.preprocess,
-        config.batch_size,
-        seed=config.seed,
-        augment=config.augment,
-        crop_scale=config.crop_scale,
-        device=fabric.device,
-        num_workers=config.num_workers,
-        num_decoded=num_decoded,
-        ranks=ranks_of(fabric),
-    )
-    return TeacherStage(vit, stream, config, precision, fabric)
-
-
 def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
     """What the training of a teacher takes, from a few of its steps."""
     fabric = stage.fabric
-    memory = Memory(fabric.device)
+    if fabric.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(fabric.device)
     data = stage.stream.data
-    trained = num_bytes([parameter for group in stage.groups for _, parameter in group.named])
+    trained = num_bytes(parameter for _, parameter in named_parameters(stage.groups))
     # A gradient and the two moments of AdamW for each weight.
-    fixed = memory.peak() + 3 * trained
-    parts = measured_step(lambda: [plan_stage(stage, fabric)], stage.batch_size)
+    fixed = peak_memory(fabric.device) + 3 * trained
+    parts = plan_stages([stage], fabric)
     stage.finish()
     # A checkpoint holds the weights and both moments.
-    written = {"three checkpoints": 9 * trained, "teacher": num_bytes(stage.vit.model)}
+    written = {"three checkpoints": 9 * trained, "teacher": num_bytes(stage.model.state_dict().values())}
     num_classes = len(data.classes or ())
     return Plan(
         command="train-teacher",
@@ -224,7 +213,7 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
         checked=[f"{len(data):,} images to train on, {num_held_out:,} held out, labels of {num_classes} classes"],
         parts=parts,
         other_seconds=num_held_out * parts[0].seconds / parts[0].batch_size / 3,  # a pass is a third of a step
-        memory_bytes=memory.peak(),
+        memory_bytes=peak_memory(fabric.device),
         fixed_bytes=fixed,
         written_bytes=written,
         free_bytes=free_disk(folder, sum(written.values())),
@@ -234,13 +223,14 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
 
 
 @StopSignal()
-def _fit(stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData, config: TeacherConfig) -> None:
+def _fit(stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: ImageData) -> None:
     """Train the teacher and measure it on the held-out images; rank 0 writes it."""
     started = time.monotonic()
     fabric = stage.fabric
+    config = stage.config
     data = [stage.stream.data, val_data]
-    loop = Loop(run, fabric, saved, data, checkpoint_minutes=config.checkpoint_minutes)
-    loop.fit([stage])
+    loop = Loop(run, fabric, [stage], saved, data, checkpoint_minutes=config.checkpoint_minutes)
+    loop.fit()
     stage.finish()
     accuracy = evaluate(stage.vit, val_data, stage.precision, config.num_workers, ranks_of(fabric))
     bad_images = loop.bad_images()
@@ -297,47 +287,48 @@ class TeacherStep(nn.Module):
             return F.cross_entropy(self.model(images), targets_bc)
 
 
-class TeacherStage:
-    """The training of a teacher; see `raptor.train.stage.Stage`.
+class TeacherStage(Stage):
+    """The training of a teacher, whose blocks are wrapped for stochastic depth until `finish`."""
 
-    Args:
-        vit: the model, whose blocks are wrapped for stochastic depth until `finish`.
-        stream: this rank's training batches.
-    """
-
-    name = STAGE
+    name = "teacher"
     title = "train teacher"
     betas = (0.9, 0.98)
-    clip = 1.0
-    share = 1.0
-    before = 0.0
-    num_validations = 0
-    refines = False
-    average_last = 0.0
 
-    def __init__(self, vit: ViT, stream: TrainStream, config: TeacherConfig, precision: str, fabric: Any):
+    def __init__(self, vit: ViT, train_data: ImageData, config: TeacherConfig, precision: str, fabric: Any):
         self.vit = vit
         self.model = vit.model.train()
-        self.stream = stream
         self.config = config
         self.precision = precision
         self.fabric = fabric
-        # Weight decay would pull gains to zero, which is no simpler model.
+        self.stream = TrainStream(
+            train_data,
+            vit.preprocess,
+            config.batch_size,
+            seed=config.seed,
+            augment=config.augment,
+            crop_scale=config.crop_scale,
+            device=fabric.device,
+            num_workers=config.num_workers,
+            num_decoded=NUM_DECODED if config.dry_run else None,
+            ranks=ranks_of(fabric),
+        )
         decayed: list[tuple[str, nn.Parameter]] = []
-        plain: list[tuple[str, nn.Parameter]] = []  # gains and biases
+        plain: list[tuple[str, nn.Parameter]] = []
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                group = plain
-                if parameter.ndim > 1:
-                    group = decayed
-                group.append((name, parameter))
+            if not parameter.requires_grad:
+                continue
+            if parameter.ndim > 1:
+                decayed.append((name, parameter))
+            else:
+                plain.append((name, parameter))  # weight decay would pull gains to zero, which is no simpler model
         self.groups = [ParameterGroup(decayed, config.weight_decay), ParameterGroup(plain, 0.0)]
-        self.rates = Rates(config.lr, 0.0, config.warmup)
+        self.lr = config.lr
+        self.warmup = config.warmup
         self.batch_size = config.batch_size
         self.budget = Budget.parse(config.budget)
-        self.steps_per_epoch = float(stream.steps_per_epoch)
+        self.steps_per_epoch = float(self.stream.steps_per_epoch)
         self.dropped = StochasticDepth(
-            vit.blocks, config.drop, self.batch_size, config.rescale, config.seed, stream.rows
+            vit.blocks, config.drop, self.batch_size, config.rescale, config.seed, self.stream.rows
         )
         self.model.to(fabric.device)
         compiles = config.compile
@@ -346,7 +337,7 @@ class TeacherStage:
         if compiles:
             for block in vit.blocks:
                 block.compile()
-        self.module = TeacherStep(self.model, self.precision)
+        self.module = TeacherStep(self.model, precision)
 
     def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
         images, targets_bc = self._batch(step)
@@ -360,28 +351,19 @@ class TeacherStage:
         """This rank's images and soft targets (B, C), with mixup or cutmix over the batch of all ranks."""
         mixup = self.config.mixup
         cutmix = self.config.cutmix
-        images = self.stream.batch(step, stage=STAGE)
-        labels = self.stream.labels(step, stage=STAGE)
+        images = self.stream.batch(step, stage=self.name)
+        labels = self.stream.labels(step, stage=self.name)
         targets_bc = smooth_targets(labels, len(self.stream.data.classes or ()), self.config.smoothing)
         seed = stable_seed(self.config.seed, "mix", step)
         if self.fabric.world_size == 1 or max(mixup, cutmix) <= 0:
             return mixed_batch(images, targets_bc, mixup, cutmix, seed)
-        images = self._from_previous(images)
-        targets_bc = self._from_previous(targets_bc)
+        # Each row is mixed with the one before it, so a rank needs the last row of the rank before. Rank 0 gets the
+        # last row of all, as torchvision rolls a batch.
+        before = self.fabric.global_rank - 1
+        images = torch.cat([self.fabric.all_gather(images[-1:])[before], images])
+        targets_bc = torch.cat([self.fabric.all_gather(targets_bc[-1:])[before], targets_bc])
         images, targets_bc = mixed_batch(images, targets_bc, mixup, cutmix, seed)
         return images[1:], targets_bc[1:]
-
-    def _from_previous(self, rows: Tensor) -> Tensor:
-        """`rows` after the row that precedes them in the batch of all ranks: each row is mixed with the one before."""
-        last = self.fabric.all_gather(rows[-1:])
-        # Rank 0 gets the last row of all, as torchvision rolls a batch.
-        return torch.cat([last[self.fabric.global_rank - 1], rows])
-
-    def kind(self, step: int, num_steps: int) -> None:
-        return None
-
-    def clip_groups(self) -> list[list[nn.Parameter]]:
-        return [list(self.model.parameters())]
 
     def tensors(self) -> dict[str, Tensor]:
         # Under the names of the plain model: stochastic depth stands around each block.
@@ -389,15 +371,6 @@ class TeacherStage:
         for name, value in self.model.state_dict().items():
             tensors[_PREFIX + name.replace(".block.", ".", 1)] = value
         return tensors
-
-    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
-        return {"loss": round(float(loss_nl.mean()), 5)}
-
-    def where(self, column: int | None = None) -> str:
-        return ""
-
-    def validate(self) -> tuple[dict[str, Any], str]:
-        raise AssertionError("a teacher is measured once, at the end")
 
     def finish(self) -> None:
         """Put the plain blocks back."""
@@ -426,26 +399,6 @@ def mixed_batch(images: Tensor, targets_bc: Tensor, mixup: float, cutmix: float,
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         return v2.RandomChoice(transforms)(images, targets_bc)
-
-
-def check_labelled(data: ImageData, name: str | None = None) -> list[str]:
-    """The classes of labelled data; raises for other data. `name`: as its user gave it."""
-    if data.labels is None or not data.classes:
-        raise ValueError(
-            f"{name or data.name} has no labels to train on: use an image folder with one folder per class"
-        )
-    if len(data.classes) < 2:
-        raise ValueError(f"{name or data.name} has one class only: a classifier needs two or more")
-    return data.classes
-
-
-@torch.no_grad()
-def separate_registers(model: nn.Module, seed: int) -> None:
-    """Draw each register at random. timm's all start near zero, and registers that start equal stay equal."""
-    token = getattr(model, "reg_token", None)
-    if token is not None:
-        generator = torch.Generator().manual_seed(stable_seed(seed, "registers"))
-        token.copy_(REGISTER_STD * torch.randn(token.shape, generator=generator))
 
 
 @torch.no_grad()

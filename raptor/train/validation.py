@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +18,7 @@ from raptor.certificate.ridge import fit_ridge_head, head_accuracy
 from raptor.data import ImageData, iterate
 from raptor.data.stream import Batch
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory
-from raptor.progress import track
+from raptor.progress import say, track
 from raptor.streaming import Number, Record, jsonable
 from raptor.vit.trajectory import NonFiniteStates, autocast
 from raptor.vit.view import ViT
@@ -190,8 +189,7 @@ class Validator:
         if size == 1:
             raise torch.OutOfMemoryError("no memory for a batch of 1")
         self.val.batch_size = self.train.batch_size = size // 2
-        if self.ranks.is_first:
-            print(f"validation: no memory for batches of {size}; {size // 2} from here on", file=sys.stderr, flush=True)
+        say(f"validation: no memory for batches of {size}; {size // 2} from here on")
 
     @torch.no_grad()
     def final(self, student: ViT) -> Scores:

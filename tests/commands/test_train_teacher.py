@@ -53,7 +53,7 @@ def test_the_teacher_is_saved_where_other_commands_find_it(tmp_path: Path, capsy
 
 
 def test_an_unknown_argument_is_a_type_error(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'head': did you mean 'heads'"):
+    with pytest.raises(TypeError, match="unexpected argument 'head': did you mean heads"):
         train_teacher(out=str(tmp_path), head=3)  # type: ignore[call-arg]
 
 

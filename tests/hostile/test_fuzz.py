@@ -18,7 +18,7 @@ from raptor.data.preprocess import Preprocess
 from raptor.files import parse_json, parse_yaml, slug
 from raptor.run import load_checkpoint, read_config, read_metrics, read_summary
 from raptor.train.loop import LoopState
-from raptor.train.schedule import Budget
+from raptor.train.stage import Budget
 from raptor.vit.open import open_vit
 
 SETTINGS = settings(

@@ -58,7 +58,7 @@ from raptor.vit.view import ViT
         (dict(sizes=[24], first_size_until=0.6), "--first_size_until goes from one size to another: give two --sizes"),
         (dict(sizes=[24, 32], augment="none"), "take --augment crop"),
         (dict(adapted="mlp"), "--adapted mlp says which matrices adapters change: give --adapters"),
-        (dict(jitter=0.4, augment="none"), "--jitter and --grey go with random crops"),
+        (dict(jitter=0.4, augment="none"), "--jitter and --grey are of random crops"),
         (dict(cutmix=1.5), "--cutmix must be at most 1"),
         (dict(cutmix=0.5, batch_size=1), "need a second image in the batch"),
         (dict(average_last=1.0), "--average_last must be less than 1"),

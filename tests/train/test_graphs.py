@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from tiny_run import blocks_of, metrics, tiny_run
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptor.train import graphs, loop
 from raptor.train.graphs import NotCapturable, StepGraphs
 from raptor.train.job import Job
-from raptor.train.losses import Parts
-from raptor.train.step import DistillStep
+from raptor.train.step import DistillStep, Parts
 
 LINE = "this model's step runs without a CUDA graph: called a synchronizing CUDA operation"
 
@@ -65,11 +64,11 @@ def test_one_graph_for_each_set_of_losses(tmp_path, graphed, monkeypatch):
 
 
 def test_the_graph_not_in_use_is_let_go(graphed):
-    one = StepGraphs(None, "stage1", "fp32", enabled=True)  # type: ignore[arg-type]
-    images = torch.zeros(1)
-    first = one._graph(images, Parts.of(0.5))
-    assert one._graph(images, Parts.of(0.25)) is first
-    one._graph(images, Parts.of(0.0))
+    one = StepGraphs(nn.Identity(), "stage1", "fp32")  # type: ignore[arg-type]
+    for lam in (0.5, 0.25, 0.0):
+        with pytest.raises(TypeError):  # the stand-in has no step to run
+            one.run(torch.zeros(1), lam, Parts.of(lam))
+    assert graphed.captured == [("stage1", Parts(True, True)), ("stage1", Parts(True, False))]
     assert [parts for parts, _ in one.graphs] == [Parts(True, False)]
 
 

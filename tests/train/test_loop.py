@@ -11,6 +11,7 @@ import signal
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -28,6 +29,7 @@ from raptor.report.results import read_results
 from raptor.run import Interrupted, Run
 from raptor.train import DistillSummary, distill, loop
 from raptor.train.loop import Loop, LoopState
+from raptor.train.stage import Training
 from raptor.train.validation import Scores, Validator
 from raptor.vit.open import open_vit
 
@@ -238,13 +240,13 @@ def test_checkpoints_come_by_the_clock_and_before_each_validation(tmp_path, monk
     minutes = [0.0]
     numbers = saved_steps(monkeypatch)
     monkeypatch.setattr(loop, "_now", lambda: 60 * minutes[0])
-    plain = loop._Training.step
+    plain = Training.step
 
     def step(self: Any, number: int, *rest: Any) -> Tensor:
         minutes[0] += 4 if number < 12 else 1
         return plain(self, number, *rest)
 
-    monkeypatch.setattr(loop._Training, "step", step)
+    monkeypatch.setattr(Training, "step", step)
     options = dict(budget="24steps", stage1_share=0.0)
     tiny_run(tmp_path / "run", **options)  # validations after steps 5, 11, 17 and 23; every third step takes 12 minutes
     assert numbers == [2, 5, 8, 11, 17, 23]
@@ -269,7 +271,7 @@ def test_neither_the_clock_nor_a_signal_changes_a_line_of_metrics(tmp_path, monk
     assert lines("often", checkpoint_minutes=0) == rare
     verdicts = [DistillSummary.read(tmp_path / name).verdict for name in ("rare", "often")]
     assert verdicts[0] == verdicts[1]
-    plain = loop._Training.step
+    plain = Training.step
     asked = [30]
 
     def step(self: Any, number: int, *rest: Any) -> Tensor:
@@ -278,7 +280,7 @@ def test_neither_the_clock_nor_a_signal_changes_a_line_of_metrics(tmp_path, monk
             signal.raise_signal(signal.SIGTERM)
         return plain(self, number, *rest)
 
-    monkeypatch.setattr(loop._Training, "step", step)
+    monkeypatch.setattr(Training, "step", step)
     with pytest.raises(Interrupted, match="after step 29 of stage1"):
         tiny_run(tmp_path / "stopped", **options)
     assert lines("stopped") == rare
@@ -379,3 +381,20 @@ def test_a_budget_of_few_steps_is_announced_before_training(tmp_path, capsys):
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert saved["verdict"]["lines"][0] in done.text() and saved["verdict"]["undertrained"]
     assert DistillSummary.read(tmp_path / "run").verdict.lines() == saved["verdict"]["lines"]
+
+
+def test_ranks_answer_one_step_later_and_one_process_at_once(monkeypatch):
+    alone = loop.Asked(1)
+    assert [alone.by_any(*asked) for asked in ((False, True), (True, False))] == [(False, True), (True, False)]
+    monkeypatch.setattr(loop, "_host_group", lambda: "hosts")
+
+    def all_reduce(flags: Tensor, _op: object, group: str, async_op: bool) -> Any:
+        assert group == "hosts" and async_op
+        return SimpleNamespace(wait=lambda: flags.logical_or_(torch.tensor([0, len(seen) == 2])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    several = loop.Asked(2)
+    seen = []
+    for asked in ((True, False), (False, False), (False, False), (False, False)):
+        seen.append(several.by_any(*asked))
+    assert seen == [(False, False), (True, False), (False, True), (False, False)]

@@ -1,4 +1,4 @@
-"""Muon against a singular value decomposition, everything else against AdamW, and both across a checkpoint."""
+"""Muon against a singular value decomposition, the rest against AdamW, rates of the paper, means, checkpoints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.optimizer import (
     ParameterGroup,
-    damaged_moment,
     is_matrix,
     make_optimizers,
-    moments_to_save,
-    num_moments,
-    restore_moments,
+    parameter_groups,
 )
 from raptor.vit.open import open_vit
 
@@ -89,44 +86,6 @@ def test_a_second_step_along_the_same_gradient_has_its_direction_and_size() -> N
     assert muon.defaults["ns_steps"] == 5  # as docs/method.md states
 
 
-def test_adamw_keeps_two_moments_of_the_size_of_a_parameter_and_muon_one() -> None:
-    assert (num_moments("adamw"), num_moments("muon")) == (2, 1)
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_restored_optimizer_goes_on_to_the_last_bit(name: str) -> None:
-    start = [torch.randn(shape, generator=torch.Generator().manual_seed(4)) for shape in ((24, 64), (64,), (40, 20))]
-    whole = _trained(name, start, num_steps=4)
-    generator = torch.Generator().manual_seed(1)
-    groups, optimizers = _made(name, start)
-    for _ in range(2):
-        _step(groups, optimizers, generator)
-    state = {parameter: kept for optimizer in optimizers for parameter, kept in optimizer.state.items()}
-    saved = {key: value.clone() for key, value in moments_to_save(groups, state).items()}
-    assert damaged_moment(groups, saved) is None
-    weights = dict(entry for group in groups for entry in group.named)
-    again, others = _made(name, [weights[f"{n}.weight"].detach() for n in range(3)])
-    restore_moments(others, again, saved)
-    for _ in range(2):
-        _step(again, others, generator)
-    ended = dict(entry for group in again for entry in group.named)
-    assert all(torch.equal(ended[f"{n}.weight"], value) for n, value in enumerate(whole))
-
-
-def test_a_checkpoint_without_a_moment_or_with_a_damaged_one_is_named() -> None:
-    groups, _ = _made("muon", [torch.ones(24, 64), torch.ones(64)])
-    saved = moments_to_save(groups, {})
-    assert sorted(saved) == [
-        "optimizer.exp_avg.1.weight",
-        "optimizer.exp_avg_sq.1.weight",
-        "optimizer.momentum_buffer.0.weight",
-        "optimizer.step.1.weight",
-    ]
-    assert damaged_moment(groups, {}) == "no momentum_buffer of 0.weight"
-    saved["optimizer.exp_avg_sq.1.weight"][3] = float("nan")
-    assert damaged_moment(groups, saved) == "a damaged exp_avg_sq of 1.weight"
-
-
 def test_everything_else_moves_as_with_adamw() -> None:
     generator = torch.Generator().manual_seed(3)
     start = [torch.randn(shape, generator=generator) for shape in ((24, 64), (64,), (7, 64), (3, 16, 64))]
@@ -162,3 +121,10 @@ def test_a_block_with_convolutions_leaves_them_to_adamw() -> None:
     in_proj = dict(nn.MultiheadAttention(32, 2).named_parameters())["in_proj_weight"]
     assert is_matrix("attn.in_proj_weight", in_proj)
     assert not is_matrix("attn.relative_position_bias_table", torch.zeros(732, 16))
+
+
+def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
+    named = [("a.weight", nn.Parameter(torch.zeros(16, 32))), ("a.bias", nn.Parameter(torch.zeros(16)))]
+    matrices, others = parameter_groups(named, "muon", 0.1)
+    assert matrices == ParameterGroup(named[:1], 0.1, "muon") and others == ParameterGroup(named[1:], 0.1)
+    assert parameter_groups(named, "adamw", 0.1) == [ParameterGroup(named, 0.1)]

@@ -1,4 +1,4 @@
-"""Plans: how steps are timed, and what is said of other numbers of devices."""
+"""Budgets, how steps are timed, and what is said of other numbers of devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tiny_run import tiny_run
 
 from raptor.data.stream import TrainStream
 from raptor.devices import Ranks
-from raptor.train import job, loop, plan
+from raptor.train import job, plan
 from raptor.train.plan import Plan, PlannedPart
+from raptor.train.stage import Training
 
 
 def made(**changes: Any) -> Plan:
@@ -40,8 +41,8 @@ def test_more_devices_divide_time_rate_and_the_memory_of_the_batch() -> None:
 @pytest.mark.parametrize(("seconds", "num_steps", "num_timed"), [(0.01, 9, [4, 2]), (20.0, 6, [2, 1])])
 def test_a_slow_step_is_timed_once(tmp_path, monkeypatch, seconds: float, num_steps: int, num_timed: list[int]) -> None:
     done: list[int] = []
-    step = loop._Training.step
-    monkeypatch.setattr(loop._Training, "step", lambda self, i, num: (done.append(i), step(self, i, num))[1])
+    step = Training.step
+    monkeypatch.setattr(Training, "step", lambda self, i, num: (done.append(i), step(self, i, num))[1])
     monkeypatch.setattr(plan, "_clock", lambda device: seconds * len(done))
     kept: list[int] = []
     monkeypatch.setattr(

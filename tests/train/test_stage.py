@@ -1,95 +1,175 @@
-"""The stages of a distillation: image sizes, the head term, hand-overs, and which stage is averaged."""
+"""A stage: its length, its rates against the paper's, and its steps across a checkpoint and with a mean of weights."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tiny_run import blocks_of, metrics, tiny_run
 from torch import Tensor, nn
 
-from raptor.config import Recipe
-from raptor.data import TrainStream
-from raptor.run import Interrupted
-from raptor.train.loop import Loop
-from raptor.train.stage import parameter_groups
-from raptor.train.step import DistillStep
+from raptor.devices import open_fabric
+from raptor.train.optimizer import damaged_moment, parameter_groups
+from raptor.train.stage import Budget, Stage, Training, learning_rate
 
 
-def test_the_first_size_is_that_of_the_first_share_of_the_run(tmp_path, monkeypatch):
-    """Each stage has five of ten steps, so the six with the smaller size end after the first step of stage 2."""
-    seen: list[tuple[str, int]] = []
-    batch = TrainStream.batch
+class Drawn(Stage):
+    """A stage whose gradients are drawn by the step's number."""
 
-    def noted(stream: TrainStream, step: int, stage: str = "stage1", size: int | None = None) -> Tensor:
-        images = batch(stream, step, stage, size)
-        seen.append((stage, images.shape[-1]))
-        return images
+    name = "drawn"
+    clip = 1e9
+    lr = 0.01
+    min_lr = 0.01
+    warmup = 0.0
 
-    monkeypatch.setattr(TrainStream, "batch", noted)
-    tiny_run(tmp_path / "run", budget="10steps", sizes=[24, 32], first_size_until=0.6)
-    assert [size for stage, size in seen if stage == "stage1"] == [24] * 5
-    assert [size for stage, size in seen if stage == "stage2"] == [24, 32, 32, 32, 32]
+    def __init__(self, name: str, weights: list[Tensor], average_last: float = 0.0):
+        self.module = nn.ParameterList(nn.Parameter(value.clone()) for value in weights)
+        named = [(f"{n}.weight", parameter) for n, parameter in enumerate(self.module)]
+        self.groups = parameter_groups(named, name, weight_decay=0.1)
+        self.average_last = average_last
 
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        generator = torch.Generator().manual_seed(step)
+        loss = torch.zeros(())
+        for weight in self.module:
+            loss = loss + (weight * torch.randn(weight.shape, generator=generator)).sum()
+        propagate(loss)
+        return loss[None]
 
-def test_the_head_term_is_logged_resumed_and_of_stage_2_only(tmp_path, monkeypatch):
-    options = dict(head_weight=0.5, checkpoint_minutes=0)
-    whole = tiny_run(tmp_path / "whole", **options)
-    lines = [line for line in metrics(whole.folder) if "loss" in line]
-    assert all(("head_loss" in line) == (line["stage"] == "stage2") for line in lines)
-    assert all(len(line["layer_loss"]) == 4 for line in lines)
-    assert all(line["loss"] == pytest.approx(sum(line["layer_loss"]) / 4, rel=1e-5) for line in lines)
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 1), True))
-        with pytest.raises(Interrupted):
-            tiny_run(tmp_path / "run", **options)
-    again = tiny_run(tmp_path / "run", **options)
-    assert all(torch.equal(blocks_of(whole)[n], v) for n, v in blocks_of(again).items())
-    resumed = [line["head_loss"] for line in metrics(again.folder) if "head_loss" in line]
-    assert resumed == [line["head_loss"] for line in lines if "head_loss" in line]
-    plain = blocks_of(tiny_run(tmp_path / "plain"))
-    assert any(not torch.equal(plain[n], v) for n, v in blocks_of(whole).items())
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"block.{n}": weight.detach() for n, weight in enumerate(self.module)}
 
 
-def test_only_the_stage_that_a_recipe_ends_with_is_averaged(tmp_path: Path) -> None:
-    options = dict(budget="12steps", average_last=0.5)
-    whole = tiny_run(tmp_path / "whole", **options)
-    tiny_run(tmp_path / "first", stage="1", **options)
-    joined = tiny_run(tmp_path / "second", stage="2", start=str(tmp_path / "first"), **options)
-    assert all(torch.equal(blocks_of(joined)[name], value) for name, value in blocks_of(whole).items())
-    last, mean = (tiny_run(tmp_path / f"one-{share}", stage1_share=1.0, average_last=share) for share in (0.0, 0.5))
-    assert any(not torch.equal(blocks_of(mean)[name], value) for name, value in blocks_of(last).items())
+START = [torch.randn(shape, generator=torch.Generator().manual_seed(4)) for shape in ((24, 64), (64,), (40, 20))]
 
 
-def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
-    named = [("a.weight", nn.Parameter(torch.zeros(16, 32))), ("a.bias", nn.Parameter(torch.zeros(16)))]
-    matrices, others = parameter_groups(named, Recipe(recipe="default", optimizer="muon", weight_decay=0.1))
-    assert (matrices.optimizer, matrices.weight_decay, matrices.named) == ("muon", 0.1, named[:1])
-    assert (others.optimizer, others.weight_decay, others.named) == ("adamw", 0.1, named[1:])
-    (together,) = parameter_groups(named, Recipe(recipe="adamw"))
-    assert (together.optimizer, together.named) == ("adamw", named)
+def training_of(stage: Stage, tensors: dict[str, Tensor] | None = None) -> Training:
+    return Training(stage, open_fabric("cpu", "fp32"), tensors or {})
 
 
-def test_hand_overs_are_drawn_by_the_step_so_that_a_resumed_run_is_the_same(tmp_path, monkeypatch):
-    drawn = []
-    forward = DistillStep.forward
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("stop_after", [1, 3])  # before the mean of the last three steps began, and in it
+def test_a_restored_training_goes_on_to_the_last_bit(name: str, stop_after: int) -> None:
+    whole = training_of(Drawn(name, START, 0.6))
+    for step in range(5):
+        whole.step(step, 5)
+    first = training_of(Drawn(name, START, 0.6))
+    for step in range(stop_after + 1):
+        first.step(step, 5)
+    saved = {key: value.clone() for key, value in first.tensors().items()}
+    assert any(key.startswith("average.") for key in saved) == (stop_after == 3)
+    second = training_of(Drawn(name, [saved[f"block.{n}"] for n in range(3)], 0.6), saved)
+    for step in range(stop_after + 1, 5):
+        second.step(step, 5)
+    assert all(torch.equal(one, other) for one, other in zip(whole.weights, second.weights))
 
-    def noted(step, images, stage, *args, lengths=None, **options):
-        drawn.append((stage, lengths))
-        return forward(step, images, stage, *args, lengths=lengths, **options)
 
-    monkeypatch.setattr(DistillStep, "forward", noted)
-    options = dict(hand_over=0.5, budget="40steps", stage1_share=0.1, checkpoint_minutes=0)
-    whole = tiny_run(tmp_path / "whole", **options)
-    of_stage2 = [lengths for stage, lengths in drawn if stage == "stage2"]
-    given = [lengths for lengths in of_stage2 if lengths is not None]
-    # 36 draws of probability .5: outside 8 to 28 once in 1,000.
-    assert all(lengths is None for stage, lengths in drawn if stage == "stage1") and 8 <= len(given) <= 28
-    assert {tuple(lengths) for lengths in given} == {(1, 1), (1, 2), (2, 1), (2, 2)}
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 9), True))
-        with pytest.raises(Interrupted):
-            tiny_run(tmp_path / "run", **options)
-    again = tiny_run(tmp_path / "run", **options)
-    assert all(torch.equal(blocks_of(whole)[n], v) for n, v in blocks_of(again).items())
+def test_the_weights_end_as_the_mean_of_the_last_steps() -> None:
+    plain = training_of(Drawn("adamw", START))
+    averaged = training_of(Drawn("adamw", START, 0.6))
+    seen = []
+    for step in range(5):
+        plain.step(step, 5)
+        averaged.step(step, 5)
+        seen.append([weight.detach().double().clone() for weight in plain.weights])
+    for n, weight in enumerate(averaged.weights):
+        mean = torch.stack([weights[n] for weights in seen[-3:]]).mean(0)
+        torch.testing.assert_close(weight.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_a_checkpoint_without_a_moment_or_with_a_damaged_one_is_named() -> None:
+    stage = Drawn("muon", [torch.ones(24, 64), torch.ones(64)])
+    saved = training_of(stage).tensors()
+    assert sorted(saved) == [
+        "block.0",
+        "block.1",
+        "optimizer.exp_avg.1.weight",
+        "optimizer.exp_avg_sq.1.weight",
+        "optimizer.momentum_buffer.0.weight",
+        "optimizer.step.1.weight",
+    ]
+    assert damaged_moment(stage.groups, saved) is None
+    assert damaged_moment(stage.groups, {}) == "no momentum_buffer of 0.weight"
+    saved["optimizer.exp_avg_sq.1.weight"][3] = float("nan")
+    assert damaged_moment(stage.groups, saved) == "a damaged exp_avg_sq of 1.weight"
+
+
+def test_the_papers_learning_rate():
+    """Warm-up over 10,000 of 312,500 steps to 1e-4, cosine to 1e-6."""
+    num = 312_500
+    peak = 1e-4
+    low = 1e-6
+    rates = [learning_rate(step, num, peak, low, 0.032) for step in (0, 4_999, 9_999, 161_249, 312_499)]
+    assert rates[:3] == pytest.approx([1e-8, 5e-5, 1e-4], rel=1e-12)
+    assert rates[3] == pytest.approx((peak + low) / 2, rel=1e-4)
+    assert rates[4] == pytest.approx(low, rel=1e-12)
+    quarter = learning_rate(10_000 + 302_500 // 4 - 1, num, peak, low, 0.032)
+    assert quarter == pytest.approx(low + (peak - low) * (1 + math.cos(math.pi / 4)) / 2, rel=1e-9)
+
+
+def test_the_rate_never_leaves_its_bounds_and_peaks_once():
+    for num in (1, 2, 3, 7, 40, 1000):
+        for warmup in (0.0, 0.032, 0.5, 1.0):
+            rates = [learning_rate(step, num, 1.0, 0.1, warmup) for step in range(num)]
+            assert max(rates) == 1.0
+            assert min(rates) > 0
+            top = rates.index(1.0)
+            assert rates[:top] == sorted(rates[:top])
+            assert rates[top:] == sorted(rates[top:], reverse=True)
+            if top < num - 1:
+                assert rates[-1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("120s", 120, "s"),
+        ("5m", 300, "s"),
+        ("1.5min", 90, "s"),
+        ("2h", 7200, "s"),
+        ("3000steps", 3000, "steps"),
+        ("1step", 1, "steps"),
+        ("20epochs", 20, "epochs"),
+        (" 0.5 Epoch ", 0.5, "epochs"),
+    ],
+)
+def test_budgets(text, amount, unit):
+    assert Budget.parse(text) == Budget(amount, unit)
+
+
+@pytest.mark.parametrize("text", ["", "s", "12", "1.2.3s", ".s", "0s", "-3s", "3 weeks", "nans", "infs", "1e3s"])
+def test_what_is_no_budget_is_refused_in_one_line(text):
+    with pytest.raises(ValueError, match=r"^cannot read the budget .*: write 120s") as error:
+        Budget.parse(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_budget_has_an_end():
+    assert Budget.parse("10000000000s").amount == 1e10
+    with pytest.raises(ValueError, match="cannot read the budget"):
+        Budget.parse("10000000001s")
+
+
+def test_seconds_become_steps_by_the_time_of_one():
+    assert Budget.parse("30s").num_steps(7, 0.25, lambda: 0.5) == 15
+    assert Budget.parse("1s").num_steps(7, 0.25, lambda: 0.5, before=0.5) == 1  # half a step
+    assert Budget.parse("0.1s").num_steps(7, 1.0, lambda: 0.5) == 1
+
+
+def test_epochs_become_steps_and_a_part_of_one_is_a_step():
+    assert Budget.parse("3epochs").num_steps(7.5, 1.0, lambda: 1.0) == 22
+    assert Budget.parse("0.01epochs").num_steps(7.5, 1.0, lambda: 1.0) == 1
+    assert Budget.parse("0.01epochs").num_steps(7.5, 1.0, lambda: 1.0, before=0.0) == 1
+
+
+@pytest.mark.parametrize("total", [2, 3, 5, 7, 101])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.9])
+def test_the_stages_together_have_exactly_the_steps_asked_for(total, share):
+    for text, per_epoch in ((f"{total}steps", 1), ("1epoch", total)):
+        budget = Budget.parse(text)
+        first = budget.num_steps(per_epoch, share, lambda: 1.0)
+        second = budget.num_steps(per_epoch, 1 - share, lambda: 1.0, before=share)
+        assert first >= 1 and second >= 1 and first + second == total
+        assert abs(first - share * total) <= 1

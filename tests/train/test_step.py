@@ -23,8 +23,8 @@ from raptor.surrogate.block import CopiedBlock, PaperBlock
 from raptor.surrogate.fast import FastBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.frozen import PatchProduct, half_copy
-from raptor.train.losses import Parts, at_groups, groups_at, state_variance
-from raptor.train.step import DistillStep, weighted_error
+from raptor.train.losses import at_groups, groups_at, state_variance
+from raptor.train.step import DistillStep, Parts, weighted_error
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
 

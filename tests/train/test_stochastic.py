@@ -121,12 +121,6 @@ def test_eval_mode_and_removal_give_the_plain_blocks():
     assert torch.equal(blocks.train()(x), expected)
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5])
-def test_impossible_probabilities_are_refused(p):
-    with pytest.raises(ValueError, match="drop probability"):
-        StochasticDepth(nn.Sequential(Shift()), p, 4, rescale=False, seed=0)
-
-
 def test_each_rank_has_its_rows_of_the_masks_of_the_whole_batch():
     def masks(rows: slice) -> Tensor:
         blocks = nn.Sequential(*(Shift() for _ in range(3))).train()
