@@ -298,8 +298,8 @@ class Recipe(Config):
         """
 
     recipe: str = "default"
-    """default, adamw, quick, long, paper, authors, vitb16, vitb16-varied, vitb16-coordinates, vitb16-head, or a YAML
-    file; options such as --lr override its entries."""
+    """default, adamw, quick, long, long-patches, paper, authors, vitb16, vitb16-varied, vitb16-coordinates,
+    vitb16-head, or a YAML file; options such as --lr override its entries."""
     budget: str = _entry("120s")
     """120s, 5m, 3000steps or 20epochs, in all; the recipe says how the stages share it."""
     batch_size: Batch = _entry(64)
