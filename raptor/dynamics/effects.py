@@ -31,13 +31,6 @@ def run_blocks(vit: ViT, x_btd: Tensor, context: Context, plan: _Plan) -> Tensor
     return x_btd
 
 
-def default_predict(vit: ViT) -> Predict | None:
-    """The model's own head, if it has one."""
-    if vit.num_classes:
-        return vit.finish
-    return None
-
-
 def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Context]]:
     """Clean states and block arguments of `images`, a few at a time."""
     for some in images.to(vit.device).split(BATCH):
@@ -48,16 +41,19 @@ def clean_batches(vit: ViT, images: Tensor) -> Iterator[tuple[list[Tensor], Cont
 class Effects:
     """Turn of the last state and agreement, collected over interventions and batches.
 
-    For each batch: `clean`, then `add` for each intervention, then `end`.
+    For each batch: `clean`, then `add` for each intervention, then `end`. Predictions are those of the model's own
+    head, or of `predict`.
 
     Attributes:
         turns: angles to the clean last state, `(groups, interventions)` per image.
         stayed: whether the prediction stays, `(interventions,)` per image; empty without a head.
     """
 
-    def __init__(self, vit: ViT, predict: Predict | None) -> None:
+    def __init__(self, vit: ViT, predict: Predict | None = None) -> None:
         self.spans = measured_groups(vit.groups)
         self.predict = predict
+        if predict is None and vit.num_classes:
+            self.predict = vit.finish
         self.turns = ImageMoments()
         self.stayed = ImageMoments()
         self._count_c: Tensor | int = 0
@@ -73,10 +69,6 @@ class Effects:
             self._class = logits.argmax(-1)
             self._count_c = self._count_c + torch.bincount(self._class, minlength=logits.shape[-1])
 
-    def turn(self, state_btd: Tensor, unit_btd: Tensor) -> Tensor:
-        """Angle to a unit state by group: `(B, groups)`."""
-        return mean_by_group(unit_angle(unit(state_btd), unit_btd), self.spans)
-
     def add(self, last_btd: Tensor | None) -> None:
         """One more intervention on this batch; None where another rank makes it."""
         if last_btd is None:
@@ -85,7 +77,7 @@ class Effects:
             self._turns.append(none_bg)
             self._same.append(none_bg[:, 0])
             return
-        self._turns.append(self.turn(last_btd, self._unit))
+        self._turns.append(mean_by_group(unit_angle(unit(last_btd), self._unit), self.spans))
         if self.predict is not None:
             self._same.append(self.predict(last_btd).argmax(-1).eq(self._class).float())
 
@@ -95,18 +87,16 @@ class Effects:
         if self.predict is not None:
             self.stayed.update(ranks.add_(torch.stack(self._same, -1)))
 
-    def angle(self) -> dict[str, Spread]:
-        """The turn by group, `(interventions,)`."""
-        return by_group(self.turns, self.spans)
+    def result(self) -> tuple[dict[str, Spread], Spread | None]:
+        """The turn by group and the share of predictions that stay, both `(interventions,)`.
 
-    def agreement(self) -> Spread | None:
-        """Share of predictions that stay; None without a head, or where clean predictions hardly vary."""
-        if isinstance(self._count_c, int):
-            return None
+        The share is None without a head, or where clean predictions hardly vary.
+        """
+        turns = by_group(self.turns, self.spans)
         # Where one class takes nearly all clean predictions, "predictions stay" says nothing.
-        if self._count_c.max() > HARDLY_VARIED * self._count_c.sum():
-            return None
-        return self.stayed.result()
+        if isinstance(self._count_c, int) or self._count_c.max() > HARDLY_VARIED * self._count_c.sum():
+            return turns, None
+        return turns, self.stayed.result()
 
 
 def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -148,11 +148,11 @@ class Continuation:
     def update(self, start_btd: Tensor, path: Iterable[Tensor], final_norm: Callable[[Tensor], Tensor]) -> None:
         """Add the paths of a batch: `num_extra` states `(B, T, D)` that follow `start`."""
         # The final norm comes first because its gains weight the coordinates: the head sees nothing else.
-        states = [unit(final_norm(start_btd))]
-        norms = [_mean_norm(start_btd)]
-        for state_btd in path:
+        states = []
+        norms = []
+        for state_btd in chain([start_btd], path):
             states.append(unit(final_norm(state_btd)))
-            norms.append(_mean_norm(state_btd))
+            norms.append(torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1).mean(1))
         turn_be = torch.stack([_turn(before, now) for before, now in pairwise(states)], 1)
         late_b = turn_be[:, -self.num_late :].mean(1)
         decay_b = late_b / turn_be[:, 0].clamp_min(torch.finfo(turn_be.dtype).tiny)
@@ -196,7 +196,3 @@ class Continuation:
 def _turn(before_btd: Tensor, now_btd: Tensor) -> Tensor:
     """Mean angle `(B,)` over tokens between unit states."""
     return unit_angle(before_btd, now_btd).mean(1)
-
-
-def _mean_norm(state_btd: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(at_least_float32(state_btd), dim=-1).mean(1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -139,19 +140,15 @@ class SpherePath:
         self.units = [unit(state) for state in states]
         self.norms = [torch.linalg.vector_norm(at_least_float32(a), dim=-1, keepdim=True) for a in states]
 
-    def map(self, first: int, last: int) -> Callable[[Tensor], Tensor]:
+    def run(self, unit_btd: Tensor, first: int, last: int) -> Tensor:
         """The map from unit states at layer `first` to unit states at layer `last`."""
-
-        def run(unit_btd: Tensor) -> Tensor:
-            states = self.vit.unroll(self.norms[first] * unit_btd, self.context, first, last)
-            return unit(states[-1])
-
-        return run
+        return unit(self.vit.unroll(self.norms[first] * unit_btd, self.context, first, last)[-1])
 
     def push(self, first: int, last: int, tangent_btd: Tensor) -> Tensor:
         """The Jacobian's product with a tangent vector at layer `first`: a tangent vector at layer `last`."""
+        run = partial(self.run, first=first, last=last)
         with _differentiable(self.vit.device):
-            pushed_btd: Tensor = torch.func.jvp(self.map(first, last), (self.units[first],), (tangent_btd,))[1]
+            pushed_btd: Tensor = torch.func.jvp(run, (self.units[first],), (tangent_btd,))[1]
         return pushed_btd.detach()
 
     def pull(self, first: int, last: int) -> Callable[[Tensor], Tensor]:
@@ -159,7 +156,7 @@ class SpherePath:
         # One forward pass serves every iteration: only the vector at the end changes.
         unit_btd = self.units[first].detach().requires_grad_()
         with _differentiable(self.vit.device):
-            end_btd = self.map(first, last)(unit_btd)
+            end_btd = self.run(unit_btd, first, last)
 
         def product(vector_btd: Tensor) -> Tensor:
             with full_precision(self.vit.device):

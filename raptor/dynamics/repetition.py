@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from raptor.devices import full_precision
-from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, default_predict, run_blocks
-from raptor.dynamics.states import mean_by_group, unit
+from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, run_blocks
+from raptor.dynamics.states import angle, mean_by_group
 from raptor.phases.cut import check_phases
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.surrogate.surrogate import Step, surrogate_spec
@@ -75,7 +75,7 @@ def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict:
     for n in phases:
         # A set, because for a phase of one block n + 1 is 2 n.
         counts.append(sorted({n - 1, n, n + 1, 2 * n}))
-        effects.append(Effects(vit, predict or default_predict(vit)))
+        effects.append(Effects(vit, predict))
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
             for j, (first, last) in enumerate(phases.spans):
@@ -87,8 +87,8 @@ def measure_repetition(vit: ViT, images: Tensor, phases: Sequence[int], predict:
     angles = []
     agreements = []
     for of_phase in effects:
-        angles.append(of_phase.angle())
-        stays = of_phase.agreement()
+        turns, stays = of_phase.result()
+        angles.append(turns)
         if stays is not None:
             agreements.append(stays)
     return Repetition(list(phases), counts, angles, agreements or None, len(images))
@@ -162,7 +162,7 @@ def measure_extrapolation(
     layers = list(range(vit.num_layers, vit.num_layers + num_extra + 1))
     # A step for each further depth: the block is the same, and its conditioning depends on the depth.
     steps = [Step(last.tied, layer).to(vit.device) for layer in layers[1:]]
-    effects = Effects(vit, predict or default_predict(vit))
+    effects = Effects(vit, predict)
     norms = ImageMoments()
     speeds = ImageMoments()
     with full_precision(vit.device):
@@ -181,18 +181,19 @@ def measure_extrapolation(
             effects.end()
             speed_bg = []
             for before_btd, now_btd in pairwise(path):
-                speed_bg.append(effects.turn(now_btd, unit(before_btd)))
+                speed_bg.append(mean_by_group(angle(now_btd, before_btd), effects.spans))
             norms.update(torch.stack(norm_bg, -1))
             speeds.update(torch.stack(speed_bg, -1))
     conditioning = _PAST_THE_LAST[spec.conditioning]
     if spec.adapters:
         conditioning += "; the adapters are those of the last depth"
+    turns, stays = effects.result()
     return Extrapolation(
         layers=layers,
         norm=by_group(norms, effects.spans),
-        angle=effects.angle(),
+        angle=turns,
         speed=by_group(speeds, effects.spans),
-        agreement=effects.agreement(),
+        agreement=stays,
         conditioning=conditioning,
         num_images=len(images),
     )

@@ -73,35 +73,22 @@ class StabilityResult(Record):
 
 
 class Stability:
-    """Streaming sensitivity by injection layer, size and token group.
+    """Streaming sensitivity by what is perturbed (all tokens and every group), size, and layer 0..L-1.
 
-    targets: what is perturbed, `all` or group names; by default `all` and every group present.
-    layers: injection layers, by default 0..L-1. Every (target, eps, layer) costs one pass from that layer.
+    Every target, size and layer costs one pass from that layer.
     """
 
-    def __init__(
-        self,
-        groups: TokenGroups,
-        eps: Sequence[float] = EPS,
-        targets: Sequence[str] | None = None,
-        layers: Sequence[int] | None = None,
-        kind: str = "relative",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, groups: TokenGroups, eps: Sequence[float] = EPS, kind: str = "relative", seed: int = 0) -> None:
         self.groups = groups
         # Claims rest on the smallest size, which comes first.
         self.eps = sorted({float(e) for e in eps})
         self.kind = kind
         self.seed = seed
         self._spans = measured_groups(groups)
-        self.targets = list(targets or self._spans)
-        self._layers = layers
-        for name in self.targets:
-            if name not in self._spans:
-                raise ValueError(f"cannot perturb {name}: this model has {', '.join(self._spans)}")
         if not self.eps or min(self.eps) <= 0:
             raise ValueError(f"perturbation sizes must be positive, got {self.eps}")
-        check_kind(kind)
+        if kind not in KINDS:
+            raise ValueError(f"unknown kind of perturbation {kind!r}: choose from {', '.join(KINDS)}")
         self.num_batches = 0
         self.num_block_calls = 0
         self._last = ImageMoments()
@@ -117,10 +104,7 @@ class Stability:
         batch, and has the response to all of them in the end.
         """
         check_states(states, num_tokens=self.groups.num_tokens)
-        num_blocks = len(states) - 1
-        self.layers = self._injection_layers(num_blocks)
-        if min(self.layers) < 0 or max(self.layers) > num_blocks:
-            raise ValueError(f"injection layers {self.layers} do not fit a model of {num_blocks} blocks")
+        self.layers = list(range(len(states) - 1))
         units = [unit(state) for state in states]
         if self._floor is None:
             # Turns no larger than what one unit of rounding in the first state causes are not due to the perturbation.
@@ -130,30 +114,26 @@ class Stability:
             end = run_from(0, first_btd + rounding)[-1]
             self._floor = _path_angles([end], [units[-1]], self._spans)[:, 0].mean(0)[:, 0]
         # Response of every image to each target, size and layer: (B, 2, targets, groups, eps, layers, L+1).
-        shape = (len(states[0]), 2, len(self.targets), len(self._spans), len(self.eps), len(self.layers), len(states))
+        num_groups = len(self._spans)
+        shape = (len(states[0]), 2, num_groups, num_groups, len(self.eps), len(self.layers), len(states))
         both = torch.zeros(shape, dtype=units[0].dtype, device=units[0].device)
-        for t, target in enumerate(self.targets):
+        for t, target in enumerate(self._spans):
             for e in range(len(self.eps)):
-                for i, layer in enumerate(self.layers):
+                for layer in self.layers:
                     # A rank leaves 0 where another one follows the path, so the sum over ranks has every path.
-                    if (t + e + i) % ranks.size == ranks.rank:
-                        both[:, :, t, :, e, i] = self._follow(states, units, run_from, target, e, layer)
+                    if (t + e + layer) % ranks.size == ranks.rank:
+                        both[:, :, t, :, e, layer] = self._follow(states, units, run_from, target, e, layer)
         both = ranks.add_(both)
         self._last.update(both[..., -1])
         self._path.update(both[:, 0])
         # A view would keep the responses to all targets and sizes alive.
         self._paths.add(both[:, 0, 0, :, 0].clone())
-        self.num_block_calls = self.count_block_calls(num_blocks)
+        self.num_block_calls = self.count_block_calls(len(self.layers))
         self.num_batches += 1
-
-    def _injection_layers(self, num_blocks: int) -> list[int]:
-        # The number of blocks is known only when states come.
-        return list(self._layers or range(num_blocks))
 
     def count_block_calls(self, num_blocks: int) -> int:
         """Blocks run on perturbed states for each batch of a model of `num_blocks`."""
-        blocks_of_all_layers = sum(num_blocks - layer for layer in self._injection_layers(num_blocks))
-        return blocks_of_all_layers * len(self.eps) * len(self.targets)
+        return num_blocks * (num_blocks + 1) // 2 * len(self.eps) * len(self._spans)
 
     def _follow(
         self, states: Sequence[Tensor], units: list[Tensor], run_from: _RunFrom, target: str, eps_index: int, layer: int
@@ -163,10 +143,7 @@ class Stability:
         # The target is not in the key, so that every target gets the same directions.
         generator = seeded_generator(state_btd.device, self.seed, layer, eps_index, self.num_batches)
         added = perturbation(state_btd, self.eps[eps_index], self._spans[target], generator, self.kind)
-        path = run_from(layer, state_btd + added)
-        if len(path) != len(states) - layer:
-            raise ValueError(f"run_from({layer}, ·) gave {len(path)} states, expected {len(states) - layer}")
-        angles = _path_angles(path, units[layer:], self._spans)
+        angles = _path_angles(run_from(layer, state_btd + added), units[layer:], self._spans)
         return torch.nn.functional.pad(angles, (layer, 0), value=float("nan"))
 
     def result(self) -> StabilityResult:
@@ -178,7 +155,7 @@ class Stability:
             eps = np.array(self.eps)[:, None]
             per_eps.append(Spread(spread.mean / eps, spread.std / eps, spread.quantiles / eps, spread.num_images))
         return StabilityResult(
-            targets=self.targets,
+            targets=list(self._spans),
             groups=list(self._spans),
             eps=self.eps,
             layers=self.layers,
@@ -197,7 +174,6 @@ def perturbation(
     state_btd: Tensor, eps: float, span: slice, generator: torch.Generator, kind: str = "relative"
 ) -> Tensor:
     """The perturbation `(B, T, D)` of the tokens of `span`, zero elsewhere."""
-    check_kind(kind)
     x_btd = at_least_float32(state_btd)
     # Drawn for all tokens, so that a token gets the same direction whatever else is perturbed.
     noise = torch.randn(x_btd.shape, generator=generator, device=x_btd.device, dtype=x_btd.dtype)
@@ -207,11 +183,6 @@ def perturbation(
     mask = torch.zeros(x_btd.shape[1], 1, device=x_btd.device, dtype=x_btd.dtype)
     mask[span] = eps
     return noise * mask
-
-
-def check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of perturbation {kind!r}: choose from {', '.join(KINDS)}")
 
 
 def seeded_generator(device: torch.device, *key: int) -> torch.Generator:

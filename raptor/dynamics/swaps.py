@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from raptor.devices import ONE_PROCESS, Ranks, full_precision
-from raptor.dynamics.effects import Effects, Predict, clean_batches, default_predict, run_blocks
+from raptor.dynamics.effects import Effects, Predict, clean_batches, run_blocks
 from raptor.phases.cut import Phases, check_phases
 from raptor.streaming import Record, Spread
 from raptor.vit.view import ViT
@@ -94,7 +94,7 @@ def measure_swaps(
     """
     phases = check_phases(vit, phases)
     pairs = list(combinations(range(1, vit.num_layers + 1), 2))
-    effects = Effects(vit, predict or default_predict(vit))
+    effects = Effects(vit, predict)
     with full_precision(vit.device):
         for states, context in clean_batches(vit, images):
             effects.clean(states[-1])
@@ -103,7 +103,10 @@ def measure_swaps(
                 last_btd = None
                 # Dealt out in turn, because the first pairs run more blocks than the last.
                 if number % ranks.size == ranks.rank:
-                    last_btd = run_blocks(vit, states[i - 1], context, swap_plan(i, j, vit.num_layers))
+                    layers = range(i, vit.num_layers + 1)
+                    exchanged = {i: j, j: i}
+                    plan = [(exchanged.get(layer, layer), layer) for layer in layers]
+                    last_btd = run_blocks(vit, states[i - 1], context, plan)
                 effects.add(last_btd)
                 if advance is not None:
                     advance()
@@ -112,13 +115,7 @@ def measure_swaps(
     matched_std = {"turn": _matched_std(pairs, turn_np, phases)}
     if effects.predict is not None:
         matched_std["agreement"] = _matched_std(pairs, effects.stayed.kept(), phases)
-    return Swaps(pairs, list(phases), effects.angle(), effects.agreement(), len(images), matched_std)
-
-
-def swap_plan(first: int, second: int, num_layers: int) -> list[tuple[int, int]]:
-    """Blocks from layer `first` on, with `first` and `second` exchanged."""
-    exchanged = {first: second, second: first}
-    return [(exchanged.get(layer, layer), layer) for layer in range(first, num_layers + 1)]
+    return Swaps(pairs, list(phases), *effects.result(), len(images), matched_std)
 
 
 def compare_pairs(
@@ -130,33 +127,23 @@ def compare_pairs(
     j - i first, each distance weighted equally, because pairs in different phases are further apart. Pairs with a block
     in `without` are left out. NaN where there is no such pair.
     """
-    phases = Phases.from_lengths(phases)
-    within: list[float] = []
-    across: list[float] = []
-    by_distance: dict[int, tuple[list[float], list[float]]] = {}
-    for (i, j), value in zip(pairs, values):
-        if i in without or j in without:
-            continue
-        within_here, across_here = by_distance.setdefault(j - i, ([], []))
-        if phases.phase_of(i) == phases.phase_of(j):
-            within.append(value)
-            within_here.append(value)
-        else:
-            across.append(value)
-            across_here.append(value)
-    within_matched: list[float] = []
-    across_matched: list[float] = []
-    # A distance with pairs of one kind only would compare near pairs with far ones.
-    for _, (within_here, across_here) in sorted(by_distance.items()):
-        if within_here and across_here:
-            within_matched.append(float(np.mean(within_here)))
-            across_matched.append(float(np.mean(across_here)))
-    found = {"within": within, "across": across, "within_matched": within_matched, "across_matched": across_matched}
-    means = dict.fromkeys(found, float("nan"))
-    for name, parts in found.items():
-        if parts:
-            means[name] = float(np.mean(parts))
-    return means
+    same = Phases.from_lengths(phases).same_phase()
+    i_p, j_p = np.array(pairs).reshape(-1, 2).T
+    is_kept = ~np.isin(i_p, without) & ~np.isin(j_p, without)
+    is_within = same[i_p - 1, j_p - 1]
+    found: dict[str, list[float]] = {
+        "within": list(values[is_kept & is_within]),
+        "across": list(values[is_kept & ~is_within]),
+        "within_matched": [],
+        "across_matched": [],
+    }
+    for distance in np.unique(j_p - i_p):
+        is_here = is_kept & (j_p - i_p == distance)
+        # A distance with pairs of one kind only would compare near pairs with far ones.
+        if (is_here & is_within).any() and (is_here & ~is_within).any():
+            found["within_matched"].append(values[is_here & is_within].mean())
+            found["across_matched"].append(values[is_here & ~is_within].mean())
+    return {name: float(np.mean(parts)) if parts else float("nan") for name, parts in found.items()}
 
 
 def _matched_std(pairs: Sequence[tuple[int, int]], values: np.ndarray, phases: Phases) -> list[float | None]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.data.stream import Batch
 from raptor.devices import full_precision
-from raptor.dynamics.effects import Predict, default_predict
+from raptor.dynamics.effects import Predict
 from raptor.dynamics.stability import seeded_generator
 from raptor.dynamics.states import measured_groups
 from raptor.streaming import ImageMoments, Record, Spread
@@ -64,7 +64,8 @@ def measure_transplants(
         predict: a head; by default the model's own.
         seed: of the tokens and of the random directions.
     """
-    predict = predict or default_predict(vit)
+    if predict is None and vit.num_classes:
+        predict = vit.finish
     if predict is None:
         raise ValueError(f"{vit.name} has no head, so no class can come out: give one")
     if not shares or min(shares) <= 0 or max(shares) > 1:

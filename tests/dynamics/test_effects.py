@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_models import noise_images
 
-from raptor.dynamics.effects import Effects, clean_batches, default_predict, run_blocks
+from raptor.dynamics.effects import Effects, clean_batches, run_blocks
 from raptor.vit.view import ViT
 
 
@@ -39,22 +39,23 @@ def test_angles_and_agreement_by_definition(teacher: ViT) -> None:
         effects.add(changed[rows])
         effects.add(other[rows])
         effects.end()
+    turns, agreement = effects.result()
     for i, state in enumerate((changed, other)):
         angle_bt = torch.nn.functional.cosine_similarity(clean.double(), state.double(), dim=-1).arccos()
         for name, tokens in (("all", angle_bt), ("cls", angle_bt[:, : teacher.groups.cls])):
-            assert effects.angle()[name].mean[i] == pytest.approx(float(tokens.mean()), rel=1e-5)
+            assert turns[name].mean[i] == pytest.approx(float(tokens.mean()), rel=1e-5)
     kept = [float((clean[:, 0].argmax(1) == state[:, 0].argmax(1)).float().mean()) for state in (changed, other)]
-    agreement = effects.agreement()
     assert agreement is not None
     np.testing.assert_allclose(agreement.mean, kept, atol=1e-6)
 
 
 def test_without_a_head_there_is_no_agreement(teacher: ViT) -> None:
-    effects = Effects(teacher, None)
+    teacher.num_classes = 0
+    effects = Effects(teacher)
     state = torch.randn(2, teacher.groups.num_tokens, teacher.dim)
     effects.clean(state)
     effects.add(2 * state)
     effects.end()
-    assert effects.agreement() is None
-    assert effects.angle()["all"].mean[0] == pytest.approx(0, abs=1e-3)  # a longer state has the same direction
-    assert (default_predict(teacher) is not None) == bool(teacher.num_classes)
+    turns, agreement = effects.result()
+    assert agreement is None
+    assert turns["all"].mean[0] == pytest.approx(0, abs=1e-3)  # a longer state has the same direction

@@ -10,7 +10,7 @@ import torch
 from intervened import angle_by_hand
 from tiny_models import noise_images
 
-from raptor.dynamics.swaps import Swaps, measure_swaps, swap_plan
+from raptor.dynamics.swaps import Swaps, measure_swaps
 from raptor.streaming import Spread
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.trajectory import swap_blocks
@@ -75,7 +75,3 @@ def test_within_and_across_by_hand() -> None:
     assert compared["across_matched"] == pytest.approx((23 + (13 + 24) / 2) / 2)
     matrix = swaps.matrix(values)
     assert matrix[1, 3] == matrix[3, 1] == 24 and np.isnan(matrix[2, 2])
-
-
-def test_a_plan_exchanges_two_blocks() -> None:
-    assert swap_plan(2, 4, 5) == [(4, 2), (3, 3), (2, 4), (5, 5)]
