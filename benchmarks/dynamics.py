@@ -34,6 +34,7 @@ from raptor.data.stream import Batch
 from raptor.devices import full_precision
 from raptor.dynamics import Stability, fit_dmd
 from raptor.dynamics.measure import STABILITY_BATCH, measure_dynamics
+from raptor.dynamics.states import measured_groups
 from raptor.vit.open import open_vit
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
@@ -77,7 +78,7 @@ def bare_pass(vit: ViT, batches: Repeated, precision: str) -> None:
 def perturbation_passes(vit: ViT, images: torch.Tensor) -> int:
     """What stability has to run on `images`: clean, once more for the noise floor, and from every layer; blocks run."""
     stability = Stability(vit.groups)
-    num_paths = len(stability.eps) * len(stability.targets)
+    num_paths = len(stability.eps) * len(measured_groups(vit.groups))
     num_blocks = 0
     with full_precision(vit.device):
         for i, some in enumerate(images.split(STABILITY_BATCH)):
