@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from raptor.certificate.bootstrap import statistic_interval
-from raptor.certificate.error_curves import Curves
 from raptor.certificate.follow import Followed, check_finite, check_pair, follow
 from raptor.certificate.heads import Head
 from raptor.certificate.verdict import Estimate, Training
 from raptor.data.stream import Batch, sharing
-from raptor.streaming import Array, Record, jsonable
+from raptor.streaming import Array, Record
 from raptor.surrogate.surrogate import block_parameters, shared_blocks, surrogate_spec
 from raptor.vit.view import ViT
 
@@ -178,59 +177,39 @@ def measure_autonomy(
 
     def finish() -> Autonomy:
         check_finite(without.curves["surrogate"], other, teacher)
-        return _priced(own, without, name, training, bootstrap, seed)
+        prices = {}
+        for measure, value, of_other, columns, statistic in _measures(own, without):
+            loss = of_other - value
+            if measure in ("r2_last", "agreement"):  # of these the larger one is better
+                loss = value - of_other
+            # Both are resampled together: how hard an image is cancels in the difference.
+            ends = statistic_interval(columns, statistic, bootstrap, seed)
+            prices[measure] = Price(value, of_other, Estimate.of(loss, ends[:, 0]))
+        return Autonomy(name, prices, training)
 
     return sharing(batches).first(finish)
 
 
-def _priced(
-    own: Followed, other: Followed, name: str, training: Training | None, bootstrap: int, seed: int
-) -> Autonomy:
+def _measures(own: Followed, other: Followed) -> Iterator[tuple[str, float, float, list[Array], Callable[..., Array]]]:
+    """Every measure: its name, its value of both, and of single images what a resample's loss is computed from."""
     ours = own.curves["surrogate"].result()
     theirs = other.curves["surrogate"].result()
     # Each at its own worst layer, because Definition 1 asks for every layer.
     worst = int(ours.relative["all"].argmax())
     other_worst = int(theirs.relative["all"].argmax())
-    prices = {
-        "relative_largest": _error_price(ours, theirs, worst, other_worst, bootstrap, seed),
-        "relative_last": _error_price(ours, theirs, -1, -1, bootstrap, seed),
-        "r2_last": _r2_price(ours, theirs, bootstrap, seed),
-    }
-    if len(own.chosen):
-        prices["agreement"] = _agreement_price(own, other, bootstrap, seed)
-    return Autonomy(name, prices, training)
-
-
-def _error_price(ours: Curves, theirs: Curves, layer: int, other_layer: int, bootstrap: int, seed: int) -> Price:
-    """Of the relative error, each at its own layer."""
-    # Resampled together: how hard an image is cancels in the difference.
-    columns = [theirs.image_error[:, other_layer, :1], theirs.image_norm[:, other_layer, :1]]
-    columns += [ours.image_error[:, layer, :1], ours.image_norm[:, layer, :1]]
-    ends = statistic_interval(columns, lambda e, n, e_own, n_own: e / n - e_own / n_own, bootstrap, seed)
-    own = float(ours.relative["all"][layer])
-    other = float(theirs.relative["all"][other_layer])
-    return _price(own, other, other - own, ends)
-
-
-def _r2_price(ours: Curves, theirs: Curves, bootstrap: int, seed: int) -> Price:
+    for name, layer, other_layer in (("relative_largest", worst, other_worst), ("relative_last", -1, -1)):
+        columns = [theirs.image_error[:, other_layer, :1], theirs.image_norm[:, other_layer, :1]]
+        columns += [ours.image_error[:, layer, :1], ours.image_norm[:, layer, :1]]
+        value = float(ours.relative["all"][layer])
+        of_other = float(theirs.relative["all"][other_layer])
+        yield name, value, of_other, columns, lambda e, n, e_own, n_own: e / n - e_own / n_own
     # Both have one teacher, so that they share the deviation of its states.
     columns = [theirs.image_error[:, -1, :1] ** 2, ours.image_error[:, -1, :1] ** 2, ours.image_deviation[:, -1, :1]]
-    ends = statistic_interval(columns, lambda e, e_own, d: (e - e_own) / d, bootstrap, seed)
-    own = float(ours.r2["all"][-1])
-    other = float(theirs.r2["all"][-1])
-    # The other way round than for errors, because a larger R2 is better and a price is a loss.
-    return _price(own, other, own - other, ends)
-
-
-def _agreement_price(own: Followed, other: Followed, bootstrap: int, seed: int) -> Price:
-    agrees = []
-    for found in (own, other):
-        chosen_nc = found.chosen.values().cpu().numpy()
-        agrees.append((chosen_nc[:, :1] == chosen_nc[:, 1:2]).astype(np.float64))
-    ours, theirs = agrees
-    ends = statistic_interval([ours, theirs], lambda a, b: a - b, bootstrap, seed)
-    return _price(float(ours.mean()), float(theirs.mean()), float(ours.mean() - theirs.mean()), ends)
-
-
-def _price(own: float, other: float, loss: float, ends_21: Array) -> Price:
-    return Price(own, other, Estimate(loss, jsonable(ends_21[0, 0]), jsonable(ends_21[1, 0])))
+    r2 = float(ours.r2["all"][-1])
+    yield "r2_last", r2, float(theirs.r2["all"][-1]), columns, lambda e, e_own, d: (e - e_own) / d
+    if len(own.chosen):
+        agrees = []
+        for followed in (own, other):
+            chosen_nc = followed.chosen.values().cpu().numpy()
+            agrees.append((chosen_nc[:, :1] == chosen_nc[:, 1:2]).astype(np.float64))
+        yield "agreement", float(agrees[0].mean()), float(agrees[1].mean()), agrees, lambda a, b: a - b

@@ -104,12 +104,8 @@ class Certificate(ResultFile):
     def judged(self) -> Verdict:
         """The verdict, with the names of the data and of a teacher that is not the surrogate's own."""
         data = None if self.data == Certificate.data else self.data
-        return replace(self.verdict, data=data, against=self.other_teacher)
-
-    @property
-    def other_teacher(self) -> str | None:
-        """The name of the teacher where it is not the one that the surrogate was made from."""
-        return self.teacher if self.teacher.endswith(OTHER_TEACHER) else None
+        against = self.teacher if self.teacher.endswith(OTHER_TEACHER) else None
+        return replace(self.verdict, data=data, against=against)
 
     @property
     def head(self) -> str:
@@ -180,39 +176,20 @@ class Certificate(ResultFile):
 
     def tables(self) -> list[Table]:
         """What both sides score and cost, the errors that hold at every layer, and what else was measured."""
-        tables = [self._scores(), self._costs(), self._bounds()]
-        if self.autonomy is not None:
-            tables.append(self.autonomy.table())
-        # Without a head there are no scores.
-        return [(head, rows) for head, rows in tables if rows]
-
-    def layer_table(self, group: str = "all") -> Table:
-        """`rows` in words."""
-        rows = self.rows(group)
-        head = [name.replace("_", " ") for name in rows[0]]
-        cells = []
-        for row in rows:
-            layer, phase, *values = row.values()
-            cells.append([str(layer), str(phase), *(f"{value:.3f}" for value in values)])
-        return head, cells
-
-    def _scores(self) -> Table:
-        rows = []
+        floors = self.floors
+        kept = self.kept().get("accuracy", (None, None, None))
+        scores = []
         for label, name, refitted, floor in (
-            ("agreement", "agreement", "refitted_agreement", self.floors.get("agreement")),
-            ("accuracy of the teacher", "teacher_accuracy", "", self.floors.get("accuracy")),
-            ("accuracy of the surrogate", "surrogate_accuracy", "refitted_accuracy", self.floors.get("accuracy")),
+            ("agreement", "agreement", "refitted_agreement", "agreement"),
+            ("accuracy of the teacher", "teacher_accuracy", "", "accuracy"),
+            ("accuracy of the surrogate", "surrogate_accuracy", "refitted_accuracy", "accuracy"),
         ):
             if name in self.predictions:
-                cells = [str(self.predictions[name]), str(self.predictions.get(refitted, "–")), _share(floor)]
-                rows.append([label, *cells])
-        for name, shares in self.kept().items():
-            if name == "accuracy":
-                rows.append(["share of the teacher's accuracy kept", *map(_share, shares)])
-        return [f"predictions by {self.head}", "untouched head", "refitted head", "one class for all"], rows
-
-    def _costs(self) -> Table:
-        rows = []
+                cells = [str(self.predictions[name]), str(self.predictions.get(refitted, "–"))]
+                scores.append([label, *cells, _share(floors.get(floor))])
+        if "teacher_accuracy" in self.predictions:
+            scores.append(["share of the teacher's accuracy kept", *map(_share, kept)])
+        costs = []
         # Blocks apart from the whole: embedding and head are shared and would dilute what tying saves.
         for label, name, unit in (
             ("parameters (M)", "num_parameters", 1e6),
@@ -223,30 +200,42 @@ class Certificate(ResultFile):
             of_teacher = getattr(self.costs["teacher"], name) / unit
             own = getattr(self.costs["surrogate"], name) / unit
             ratio = f"{own / of_teacher:.2f}" if of_teacher else "–"
-            rows.append([label, f"{of_teacher:.3f}", f"{own:.3f}", ratio])
-        return ["costs", "teacher", "surrogate", "ratio"], rows
-
-    def _bounds(self) -> Table:
-        """The errors that hold at every layer. Absolute ones compare surrogates of one teacher only: they depend on
-        the scale of the states."""
-        rows = []
+            costs.append([label, f"{of_teacher:.3f}", f"{own:.3f}", ratio])
+        # Absolute errors compare surrogates of one teacher only: they depend on the scale of the states.
+        bounds = []
         for group, eps in self.eps["relative"].items():
             absolute = Estimate(self.eps["absolute"][group].value)
-            rows.append([group, str(Estimate(eps.value)), str(Estimate(eps.upper)), str(eps.layer), str(absolute)])
-        return ["ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"], rows
+            bounds.append([group, str(Estimate(eps.value)), str(Estimate(eps.upper)), str(eps.layer), str(absolute)])
+        tables: list[Table] = [
+            ((f"predictions by {self.head}", "untouched head", "refitted head", "one class for all"), scores),
+            (("costs", "teacher", "surrogate", "ratio"), costs),
+            (("ε that holds at every layer", "relative", "at 95 %", "decided at layer", "absolute"), bounds),
+        ]
+        if self.autonomy is not None:
+            tables.append(self.autonomy.table())
+        # Without a head there are no scores.
+        return [(head, rows) for head, rows in tables if rows]
+
+    def layer_table(self, group: str = "all") -> Table:
+        """`rows` in words."""
+        rows = self.rows(group)
+        cells = []
+        for row in rows:
+            layer, phase, *values = row.values()
+            cells.append([str(layer), str(phase), *(f"{value:.3f}" for value in values)])
+        return [name.replace("_", " ") for name in rows[0]], cells
 
     def shift_table(self) -> Table:
         """A row for each set of images, those of the certificate first."""
         group = self.verdict.groups["all"]
         eps = self.eps["relative"]["all"]
-        ends = self.intervals["relative"]["all"][:, eps.layer - 1]
         own = Shift(
             name=f"{self.data} (this certificate)",
             num_images=self.num_images,
             r2_last=group.r2_last,
             r2_lowest=group.r2_lowest.value,
             lowest_layer=group.lowest_layer,
-            eps=Estimate(eps.value, *map(jsonable, ends)),
+            eps=Estimate.of(eps.value, self.intervals["relative"]["all"][:, eps.layer - 1]),
             eps_layer=eps.layer,
             agreement=self.predictions.get("agreement"),
             floor=self.floors.get("agreement"),

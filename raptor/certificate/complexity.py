@@ -1,8 +1,7 @@
 """Complexity: counted FLOPs, measured run time, and the Levin bound, for a surrogate and its teacher.
 
 The bound is `sum_j DL(theta(B_j)) + k log2 L + log2(FLOPs)` bits: what it takes to write down the blocks, how often
-each is repeated, and the time to run them. Patch embedding, norm and head are the same on both sides and left out;
-their bits are reported separately.
+each is repeated, and the time to run them. Patch embedding, norm and head are the same on both sides and left out.
 
 The ratio of two bounds follows from k / L by counting weights and says nothing about what the weights do. What a bit is
 worth is measured by `raptor.certificate.rate`.
@@ -41,10 +40,8 @@ class LevinBound(Record):
     Attributes:
         precision: `fp32`, `fp16`, `int8`, `int6`, `int4` or `int3`.
         num_parameters: of the blocks, each tied block once.
-        weight_bits: description length of those parameters, int8 scales included.
-        shared_bits: description length of everything else (embedding, norm, head), outside the bound.
+        weight_bits: description length of those parameters, scales included.
         schedule_bits: k log2 L for the repetition counts.
-        schedule_bits_exact: log2 of the number of ways to cut L layers into k phases.
         flops: of one forward pass on one image.
         log_time_bits: log2 of those.
         total_bits: weight_bits + schedule_bits + log_time_bits.
@@ -53,9 +50,7 @@ class LevinBound(Record):
     precision: str
     num_parameters: int
     weight_bits: int
-    shared_bits: int
     schedule_bits: float
-    schedule_bits_exact: float
     flops: int
     log_time_bits: float
     total_bits: float
@@ -83,42 +78,32 @@ def flops_of(vit: ViT, run: Callable[[], Any]) -> int:
 
     Matrix products, convolutions and attention are counted; norms, activations and sums (about 1 %) are not.
     """
-    with torch.no_grad(), _frozen(vit.model), _plain_kernels(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _countable(vit.model), FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Inside the context no parameter requires a gradient.
+def _countable(model: nn.Module) -> Iterator[None]:
+    """Inside the context everything that `model` computes can be counted.
 
-    The counter follows gradients of what modules are called with, and fails where that is a view of a parameter, as the
-    query of SigLIP's attention pooling is.
+    Attention and encoder layers run as matrix products: the counter does not see into torch's fused kernels, neither
+    those of `scaled_dot_product_attention` nor the ones that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`
+    run instead of their children in inference. And no parameter requires a gradient: the counter follows gradients of
+    what modules are called with, and fails where that is a view of a parameter, as the query of SigLIP's pooling is.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fused = torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         for parameter in trained:
             parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def _plain_kernels() -> Iterator[None]:
-    """Inside the context attention and encoder layers run as matrix products, which the counter sees.
-
-    It does not see into torch's fused kernels: those of `scaled_dot_product_attention`, nor the ones that
-    `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` run instead of their children in inference.
-    """
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 @torch.no_grad()
@@ -130,33 +115,28 @@ def run_times(
     Runs for about `seconds`, at least three rounds; on a CPU at most 32 images of the batch are used.
     """
     device = images.device
-    images = images if device.type == "cuda" else images[:_MAX_TIMED_ON_CPU]
-    # In turn, so that a machine that slows down does so for all models; the median forgives single interruptions.
+    is_gpu = device.type == "cuda"
+    if not is_gpu:
+        images = images[:_MAX_TIMED_ON_CPU]
     spent: dict[str, list[float]] = {name: [] for name in models}
-    _timed_round(models, images, precision)  # warms caches and kernels up
+    num_rounds = 0
     begin = time.perf_counter()
-    while len(next(iter(spent.values()))) < 3 or time.perf_counter() - begin < seconds:
-        for name, value in _timed_round(models, images, precision).items():
-            spent[name].append(value)
+    while num_rounds < 4 or time.perf_counter() - begin < seconds:
+        # In turn, so that a machine that slows down does so for all models; the median forgives single interruptions.
+        for name, vit in models.items():
+            if is_gpu:  # it runs behind the host: the clock would also count kernels of the other model
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            with autocast(precision, device):
+                vit(images)
+            if is_gpu:
+                torch.cuda.synchronize(device)
+            spent[name].append(time.perf_counter() - start)
+        num_rounds += 1
+        if num_rounds == 1:  # the first round warms caches and kernels up
+            spent = {name: [] for name in models}
+            begin = time.perf_counter()
     return {name: statistics.median(values) / len(images) for name, values in spent.items()}
-
-
-def _timed_round(models: dict[str, ViT], images: Tensor, precision: str) -> dict[str, float]:
-    spent = {}
-    for name, vit in models.items():
-        # A GPU runs behind the host: without this the clock would also count kernels of the other model.
-        _wait(images.device)
-        begin = time.perf_counter()
-        with autocast(precision, images.device):
-            vit(images)
-        _wait(images.device)
-        spent[name] = time.perf_counter() - begin
-    return spent
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def block_list(vit: ViT) -> nn.Module:
@@ -166,44 +146,33 @@ def block_list(vit: ViT) -> nn.Module:
 
 def description_bits(parameters: Sequence[Tensor], precision: str) -> int:
     """Bits to write `parameters` down at `precision`."""
-    check_precision(precision)
-    if not precision.startswith("int"):
-        return BITS[precision] * sum(p.numel() for p in parameters)
+    if precision not in BITS:
+        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(BITS)}")
     bits = 0
     for p in parameters:
-        if p.ndim > 1:
-            # One scale for each row, as `rate.whole_numbers` rounds: these are the bits of the error that is measured
-            # there.
+        if not precision.startswith("int"):
+            bits += BITS[precision] * p.numel()
+        elif p.ndim > 1:
+            # One scale for each row, as `rate.whole_numbers` rounds: bits of the error that is measured there.
             bits += BITS[precision] * p.numel() + _SCALE_BITS * p.shape[0]
         else:
             bits += BITS["fp16"] * p.numel()
     return bits
 
 
-def check_precision(precision: str) -> None:
-    if precision not in BITS:
-        raise ValueError(f"unknown precision {precision!r}: choose from {', '.join(BITS)}")
-
-
 def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> LevinBound:
     """The bound of one model. `flops`: counted here unless given."""
     own = list(block_list(vit).parameters())  # a tied block is listed once
-    # By identity, because surrogate and teacher have other names for the weights of their blocks.
-    inside = {id(p) for p in own}
-    shared = [p for p in vit.model.parameters() if id(p) not in inside]
     flops = count_flops(vit) if flops is None else flops
-    num_layers = vit.num_layers
-    num_blocks = len(vit.phases) if vit.phases else num_layers
+    num_blocks = len(vit.phases or vit.blocks)
     weight_bits = description_bits(own, precision)
-    # The paper states O(k log L). With a constant of 1 it is an upper bound of the exact count below.
-    schedule_bits = num_blocks * math.log2(num_layers)
+    # The paper states O(k log L). With a constant of 1 it is more than any cut of L layers into k phases takes.
+    schedule_bits = num_blocks * math.log2(vit.num_layers)
     return LevinBound(
         precision=precision,
         num_parameters=sum(p.numel() for p in own),
         weight_bits=weight_bits,
-        shared_bits=description_bits(shared, precision),
         schedule_bits=schedule_bits,
-        schedule_bits_exact=math.log2(math.comb(num_layers - 1, num_blocks - 1)),
         flops=flops,
         log_time_bits=math.log2(flops),
         total_bits=weight_bits + schedule_bits + math.log2(flops),
@@ -212,11 +181,12 @@ def levin_bound(vit: ViT, precision: str = "fp32", flops: int | None = None) -> 
 
 def levin_bounds(surrogate: ViT, teacher: ViT) -> dict[str, LevinPair]:
     """Precision -> the bounds of both sides."""
-    sides = {"surrogate": surrogate, "teacher": teacher}
     # Counted once, because rounded weights take as many operations.
-    flops = {side: count_flops(vit) for side, vit in sides.items()}
+    our_flops = count_flops(surrogate)
+    their_flops = count_flops(teacher)
     bounds = {}
     for precision in _BOUNDED:
-        terms = {side: levin_bound(vit, precision, flops[side]) for side, vit in sides.items()}
-        bounds[precision] = LevinPair(**terms, ratio=terms["surrogate"].total_bits / terms["teacher"].total_bits)
+        ours = levin_bound(surrogate, precision, our_flops)
+        theirs = levin_bound(teacher, precision, their_flops)
+        bounds[precision] = LevinPair(ours, theirs, ours.total_bits / theirs.total_bits)
     return bounds

@@ -7,7 +7,7 @@ values are a uniform sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from raptor.vit.groups import TokenGroups
 Bounds = tuple[tuple[int, int], ...]
 _RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
+_IMAGE_VALUES = ("image_error", "image_norm", "image_deviation", "image_cosine")
 # Per image, layer and group: |s - t|^2, |t|^2, |t - centre|^2, sums of cosine, Pearson, Pearson^2.
 _NUM_IMAGE_VALUES = 6
 STACKED_VALUES = {"cuda": 2**27, "cpu": 1}  # how many numbers of a model's states are measured at once, at most
@@ -80,28 +81,18 @@ class Curves(Record):
     def from_dict(cls, saved: Any) -> Curves:
         """The curves of parsed JSON, with no per-image values."""
         found: dict[str, dict[str, Array]] = decode(dict[str, dict[str, Array]], saved)
-        curves: dict[str, dict[str, Array]] = {metric: {} for metric in METRICS}
-        num_layers = 0
+        none = np.zeros(0)
+        num_layers = max((of_group.get("r2", none).size for of_group in found.values()), default=0)
+        curves: dict[str, Any] = {metric: {} for metric in METRICS}
         for group, of_group in found.items():
-            num_layers = num_layers or of_group.get("r2", np.zeros(0)).size
             for metric in METRICS:
-                if metric not in of_group:
-                    raise ValueError(f"{group}.{metric}: Field required")
-                if of_group[metric].shape != (num_layers,):
+                values = of_group.get(metric, none)
+                if values.shape != (num_layers,):
                     raise ValueError(f"{group}.{metric}: Input should be a number for each of {num_layers} layers")
-                curves[metric][group] = of_group[metric]
+                curves[metric][group] = values
         none_nlg = np.zeros((0, num_layers, len(found)))
-        return cls(
-            tuple(found),
-            num_layers,
-            num_images=0,
-            **curves,
-            image_error=none_nlg,
-            image_norm=none_nlg,
-            image_deviation=none_nlg,
-            image_cosine=none_nlg,
-            image_places=np.zeros(0),
-        )
+        of_images: dict[str, Any] = dict.fromkeys(_IMAGE_VALUES, none_nlg)
+        return cls(tuple(found), num_layers, 0, **curves, **of_images, image_places=none)
 
 
 def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -137,8 +128,12 @@ def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Boun
     for g, (a, b) in enumerate(spans):
         # Rounding may take the expanded square below zero.
         image_lbgv[:, :, g, 2] = from_centre_lbtg[:, :, a:b, g].clamp_min(0).sum(2)
-    column_lg3d = torch.stack([_column_sums(t[:, :, a:b], error[:, :, a:b]) for a, b in bounds], dim=1)
-    return image_lbgv, column_lg3d
+    columns = []
+    for a, b in bounds:
+        var, mean = torch.var_mean(t[:, :, a:b], dim=(1, 2), correction=0)
+        squares = torch.linalg.vector_norm(error[:, :, a:b], dim=(1, 2)).square()
+        columns.append(torch.stack([mean, var * (t.shape[1] * (b - a)), squares], dim=1))
+    return image_lbgv, torch.stack(columns, dim=1)
 
 
 def _row_squares(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,13 +149,6 @@ def _cosine(x_square: Tensor, y_square: Tensor, difference_square: Tensor) -> Te
     cosine = 0.5 * (x_square + y_square - difference_square) / product.clamp_min(_TINY)
     # Rounding may take it beyond 1, and with it the bounded R2, which is its square.
     return cosine.clamp(-1, 1)
-
-
-def _column_sums(t_lbtd: Tensor, error_lbtd: Tensor) -> Tensor:
-    """Per coordinate, (L, 3, D): mean of t, sum of its squared deviations, sum of squared errors."""
-    var, mean = torch.var_mean(t_lbtd, dim=(1, 2), correction=0)
-    squares = torch.linalg.vector_norm(error_lbtd, dim=(1, 2)).square()
-    return torch.stack([mean, var * (t_lbtd.shape[1] * t_lbtd.shape[2]), squares], dim=1)
 
 
 class ErrorCurves:
@@ -224,7 +212,12 @@ class ErrorCurves:
 
         places: of its images in the stream, by default those that follow.
         """
-        self._check(teacher_states, student_states)
+        for who, states in (("teacher", teacher_states), ("student", student_states)):
+            if len(states) != self.num_layers + 1:
+                raise ValueError(f"the {who} gave {len(states)} states, not a_0..a_{self.num_layers}")
+        shapes = [tuple(states[-1].shape) for states in (student_states, teacher_states)]
+        if shapes[0] != shapes[1] or shapes[0][1] != self.groups.num_tokens:
+            raise ValueError(f"student and teacher states have the shapes {shapes[0]} and {shapes[1]}")
         # An empty batch has no mean to start from.
         if len(teacher_states[0]) == 0:
             return
@@ -235,9 +228,12 @@ class ErrorCurves:
         coordinate_parts = []
         # TF32 keeps ten bits of a factor, and autocast fewer: too few for the distance between close states.
         with full_precision(teacher_states[0].device):
-            for where in self._stacked_layers(teacher_states[1]):
-                t_lbtd = _stack(teacher_states[1:][where])
-                s_lbtd = _stack(student_states[1:][where])
+            # Several layers at once on a GPU, which would otherwise wait for kernel launches.
+            together = max(1, self._num_stacked // teacher_states[1].numel())
+            for first in range(0, self.num_layers, together):
+                where = slice(first, min(first + together, self.num_layers))
+                t_lbtd = _stacked(teacher_states[1:][where])
+                s_lbtd = _stacked(student_states[1:][where])
                 image_lbgv, coordinate_lg3d = _layer_sums(t_lbtd, s_lbtd, self._centre[where], self.bounds)
                 image_parts.append(image_lbgv)
                 coordinate_parts.append(coordinate_lg3d)
@@ -276,16 +272,30 @@ class ErrorCurves:
         if self.num_images == 0:
             raise ValueError("no images were measured: the data is empty")
         names = ("all", *self.names)
-        total_lgd, residual_lgd = self._squares()
-        image_lgv = _all_first(self._image_sums.cpu().numpy(), axis=1)
-        norms_lgv = _all_first(self._norm_sums.cpu().numpy(), axis=1) / self.num_images
-        per_token = image_lgv / (self.num_images * self._token_counts())[None, :, None]
-        kept = _all_first(self._reservoir.values().double().cpu().numpy(), axis=2)
+        counts_g = np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
+        mean_lgd = self._coordinates.mean.cpu().numpy()
+        about_mean_lgd = self._coordinates.squares.cpu().numpy()
+        # Sums of squares of the groups become that of all tokens by what their means differ.
+        num_g1 = (counts_g[1:] * self.num_images)[None, :, None]
+        grand_mean = (mean_lgd * num_g1).sum(1, keepdims=True) / num_g1.sum()
+        whole = (about_mean_lgd + num_g1 * (mean_lgd - grand_mean) ** 2).sum(1, keepdims=True)
+        total_lgd = np.concatenate([whole, about_mean_lgd], axis=1)
+        residual_lgd = self._residuals.cpu().numpy()
+        residual_lgd = np.concatenate([residual_lgd.sum(1, keepdims=True), residual_lgd], axis=1)
+        # Rolled, because all tokens come last in the sums and first in the curves.
+        image_lgv = np.roll(self._image_sums.cpu().numpy(), 1, axis=1)
+        norms_lgv = np.roll(self._norm_sums.cpu().numpy(), 1, axis=1) / self.num_images
+        per_token = image_lgv / (self.num_images * counts_g)[None, :, None]
+        kept = np.roll(self._reservoir.values().double().cpu().numpy(), 1, axis=2)
         # A group with one state for all images has no variance and no R2. NaN says so.
         with np.errstate(divide="ignore", invalid="ignore"):
+            # A constant coordinate counts 1 if it is predicted exactly, else 0, as in scikit-learn.
+            is_constant = total_lgd <= _TINY
+            of_constant = (residual_lgd <= _TINY).astype(np.float64)
+            r2_lgd = np.where(is_constant, of_constant, 1 - residual_lgd / np.where(is_constant, 1.0, total_lgd))
             curves = {
                 "r2": 1 - residual_lgd.sum(-1) / total_lgd.sum(-1),
-                "r2_uniform": _coordinate_r2(residual_lgd, total_lgd).mean(-1),
+                "r2_uniform": r2_lgd.mean(-1),
                 "absolute": norms_lgv[..., 0],
                 "relative": norms_lgv[..., 0] / norms_lgv[..., 1],
                 "cosine": per_token[..., 3],
@@ -302,54 +312,11 @@ class ErrorCurves:
             image_error=np.sqrt(kept[..., 0]),
             image_norm=np.sqrt(kept[..., 1]),
             image_deviation=kept[..., 2] * rescale,
-            image_cosine=kept[..., 3] / self._token_counts(),
+            image_cosine=kept[..., 3] / counts_g,
             image_places=np.array(self._reservoir.places()),
         )
 
-    def _stacked_layers(self, state: Tensor) -> Iterator[slice]:
-        """Which layers are measured at once: several on a GPU, which would otherwise wait for kernel launches."""
-        together = max(1, self._num_stacked // state.numel())
-        for start in range(0, self.num_layers, together):
-            yield slice(start, min(start + together, self.num_layers))
 
-    def _token_counts(self) -> Array:
-        return np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
-
-    def _squares(self) -> tuple[Array, Array]:
-        """Sums of squares about the mean and of errors, per coordinate: (L, G + 1, D) each, all tokens first."""
-        mean = self._coordinates.mean.cpu().numpy()
-        about_mean = self._coordinates.squares.cpu().numpy()
-        residual = self._residuals.cpu().numpy()
-        # Sums of squares of the groups become that of all tokens by what their means differ.
-        count = (self._token_counts()[1:] * self.num_images)[None, :, None]
-        grand_mean = (mean * count).sum(1, keepdims=True) / count.sum()
-        whole = (about_mean + count * (mean - grand_mean) ** 2).sum(1, keepdims=True)
-        residual = np.concatenate([residual.sum(1, keepdims=True), residual], axis=1)
-        return np.concatenate([whole, about_mean], axis=1), residual
-
-    def _check(self, teacher_states: Sequence[Tensor], student_states: Sequence[Tensor]) -> None:
-        for who, states in (("teacher", teacher_states), ("student", student_states)):
-            if len(states) != self.num_layers + 1:
-                raise ValueError(f"the {who} gave {len(states)} states, not a_0..a_{self.num_layers}")
-            if states[-1].shape[1] != self.groups.num_tokens:
-                raise ValueError(f"the {who} has {states[-1].shape[1]} tokens, not {self.groups.num_tokens}")
-        if teacher_states[-1].shape != student_states[-1].shape:
-            shapes = f"{tuple(student_states[-1].shape)} and {tuple(teacher_states[-1].shape)}"
-            raise ValueError(f"student and teacher states differ in shape: {shapes}")
-
-
-def _stack(states: Sequence[Tensor]) -> Tensor:
-    """States (B, T, D) of some layers as (l, B, T, D); a single one is not copied."""
-    return states[0].detach()[None] if len(states) == 1 else torch.stack([x.detach() for x in states])
-
-
-def _coordinate_r2(residual: Array, total: Array) -> Array:
-    """R2 of each coordinate; a constant coordinate counts 1 if it is predicted exactly, else 0 (as in scikit-learn)."""
-    is_constant = total <= _TINY
-    of_constant = (residual <= _TINY).astype(np.float64)
-    return np.where(is_constant, of_constant, 1 - residual / np.where(is_constant, 1.0, total))
-
-
-def _all_first(values: Array, axis: int) -> Array:
-    """Move the entry of all tokens, last along `axis`, to the front."""
-    return np.roll(values, 1, axis=axis)
+def _stacked(states: Sequence[Tensor]) -> Tensor:
+    """States (B, T, D) of some layers as (l, B, T, D); a single one, as on a CPU, is not copied."""
+    return states[0][None] if len(states) == 1 else torch.stack(list(states))

@@ -16,7 +16,7 @@ from raptor.certificate.null_models import NULL_NAMES, NullModels
 from raptor.certificate.refit import Refitted
 from raptor.certificate.verdict import Estimate
 from raptor.data.stream import Batch, ImageStream, sharing
-from raptor.streaming import Array, Rows, jsonable, reduce_all
+from raptor.streaming import Array, Rows, reduce_all
 from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
 from raptor.vit.view import ViT
 
@@ -74,7 +74,7 @@ class Followed:
         """
         if not len(self.chosen):
             return {}
-        of = self._by_column()
+        of = dict(zip(self.columns, self.chosen.values().T.cpu().numpy()))
         hits = {"agreement": of["surrogate"] == of["teacher"]}
         if "refitted" in of:
             hits["refitted_agreement"] = of["refitted"] == of["teacher"]
@@ -84,32 +84,22 @@ class Followed:
                 hits[f"{name}_accuracy"] = of[name] == of["label"]
         # Side by side, so that all shares are resampled with the same images.
         hits_nc = np.stack(list(hits.values()), axis=1).astype(np.float64)
-        lower_c, upper_c = interval(resampled_means(hits_nc, bootstrap, seed))
-        found = {}
-        for name, value, lower, upper in zip(hits, hits_nc.mean(0), lower_c, upper_c):
-            found[name] = Estimate(float(value), jsonable(lower), jsonable(upper))
-        return found
+        ends_2c = interval(resampled_means(hits_nc, bootstrap, seed))
+        return {name: Estimate.of(hits_nc[:, i].mean(), ends_2c[:, i]) for i, name in enumerate(hits)}
 
     def floors(self) -> dict[str, float]:
         """`agreement` and, with labels, `accuracy` of a predictor that always gives one class, the best one there is.
 
         The class is chosen on these very images, so that no constant predictor is better on them.
         """
+        found: dict[str, float] = {}
         if not len(self.chosen):
-            return {}
-        of = self._by_column()
-        found = {"agreement": _share_of_commonest(of["teacher"])}
-        if "label" in of:
-            found["accuracy"] = _share_of_commonest(of["label"])
+            return found
+        for column, class_n in zip(self.columns, self.chosen.values().T.cpu().numpy()):
+            if column in ("teacher", "label"):
+                _, counts = np.unique(class_n, return_counts=True)
+                found["agreement" if column == "teacher" else "accuracy"] = float(counts.max() / len(class_n))
         return found
-
-    def _by_column(self) -> dict[str, Array]:
-        return dict(zip(self.columns, self.chosen.values().T.cpu().numpy()))
-
-
-def _share_of_commonest(class_n: Array) -> float:
-    _, counts = np.unique(class_n, return_counts=True)
-    return float(counts.max() / len(class_n))
 
 
 @torch.no_grad()
@@ -199,12 +189,17 @@ def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precisi
 
     The first batch of a folder may be all of one class, and deviations from its mean would make intervals too wide.
     """
+    sample: Iterable[Batch]
     if isinstance(batches, ImageStream):
-        stream = batches.whole().sample(min(_CENTRE_IMAGES, batches.num_images))
+        sample = stream = batches.whole().sample(min(_CENTRE_IMAGES, batches.num_images))
         stream.progress = None  # these images are counted when they are measured
-        sample: Iterable[Batch] = stream
     elif isinstance(batches, Sequence):
-        sample = _spread(batches, _CENTRE_IMAGES)
+        chosen = batches[:: max(1, -(-len(batches) // _CENTRE_IMAGES))]
+        share = max(1, _CENTRE_IMAGES // max(1, len(chosen)))  # as many images of each batch
+        sample = some = []
+        for batch in chosen:
+            rows = torch.linspace(0, len(batch.images) - 1, min(share, len(batch.images))).long()
+            some.append(Batch(batch.images[rows.to(batch.images.device)], None, batch.indices[rows]))
     else:
         return None
     sums_lgd: Tensor | None = None
@@ -214,14 +209,3 @@ def _centre(curves: ErrorCurves, teacher: ViT, batches: Iterable[Batch], precisi
         sums_lgd = added_lgd if sums_lgd is None else sums_lgd + added_lgd
         num_images += len(batch.images)
     return None if sums_lgd is None else (sums_lgd / num_images).float().cpu()
-
-
-def _spread(batches: Sequence[Batch], num_images: int) -> list[Batch]:
-    """About `num_images` images, as many of each batch."""
-    chosen = batches[:: max(1, -(-len(batches) // num_images))]
-    share = max(1, num_images // max(1, len(chosen)))
-    found = []
-    for batch in chosen:
-        rows = torch.linspace(0, len(batch.images) - 1, min(share, len(batch.images))).long()
-        found.append(Batch(batch.images[rows.to(batch.images.device)], None, batch.indices[rows]))
-    return found

@@ -36,14 +36,14 @@ class Head:
     linear: LinearHead | None = None
     classes: Sequence[str] | None = None  # their names, where the model keeps them
 
-    def is_of(self, classes: Sequence[str]) -> bool:
-        """Whether it can be right about labels of these classes: as many and, where it names its own, the same."""
-        has_other_names = self.classes is not None and list(classes) != list(self.classes)
-        return len(classes) == self.num_classes and not has_other_names
-
     def fits(self, classes: Sequence[str]) -> bool:
-        """The same, where data that names no classes (`classes` is empty) is taken to have those of the head."""
-        return not classes or self.is_of(classes)
+        """Whether it can be right about labels of these classes: as many and, where it names its own, the same.
+
+        Data that names no classes (`classes` is empty) is taken to have those of the head.
+        """
+        if not classes:
+            return True
+        return len(classes) == self.num_classes and (self.classes is None or list(classes) == list(self.classes))
 
     def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
         """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
@@ -154,22 +154,6 @@ class RidgeFit(Record):
     def __str__(self) -> str:
         return f"a ridge probe on the teacher's features of {self.num_fitted} training images (alpha {self.alpha:g})"
 
-    def is_of(self, kept: RidgeFit, of_run: bool) -> bool:
-        """Whether the head that `kept` describes is the one that this fit would give, as far as both say.
-
-        of_run: the head was fitted by a run. A run with --train_images has fewer images, and its head holds for all
-            its data.
-        """
-        if differences(self.subject, kept.subject):
-            return False
-        if self.num_classes is not None and (self.num_classes, self.classes) != (kept.num_classes, kept.classes):
-            return False
-        if self.num_images is not None and self.num_images != kept.num_images:
-            return False
-        if self.subject.num_images in (None, kept.subject.num_images):
-            return self.labels in (None, kept.labels)
-        return of_run
-
 
 def resolve_head(
     teacher: ViT,
@@ -198,15 +182,19 @@ def resolve_head(
     data = getattr(train_batches, "data", None)
     ranks = sharing(train_batches)
     # Described before the fit, so that a kept head is recognised without reading an image.
-    own = _fit_of(teacher, train_batches, num_classes)
+    names = list(getattr(data, "classes", None) or ())
+    num_classes = num_classes or len(names) or None
+    fit = RidgeFit(Subject.of(teacher, data), getattr(train_batches, "num_images", None), num_classes)
+    if len(names) == num_classes:
+        fit = replace(fit, classes=names)
+    if data is not None:
+        # Sorted by key, so that the order of a listing does not change the name of the labels.
+        fit = replace(fit, labels=hash_config({"labels": sorted(zip(data.keys, data.labels or ()))}))
     if cache is not None:
-        wanted = own
-        if head_images is None:  # then the number of images does not matter
-            wanted = replace(own, num_images=None)
-        kept = ranks.first(lambda: _read_kept(Path(cache), wanted))
+        kept = ranks.first(lambda: _read_kept(Path(cache), fit, of_any_number=head_images is None))
         if kept is not None:
-            linear, fit = kept
-            return Head("ridge", linear.num_classes, linear, linear.classes), str(fit)
+            linear, kept_fit = kept
+            return Head("ridge", linear.num_classes, linear, linear.classes), str(kept_fit)
     none = f"no accuracy or agreement: {teacher.name} has no head, none was given and"
     if train_batches is None:
         return None, f"{none} there is no training data"
@@ -215,42 +203,37 @@ def resolve_head(
         if data.labels is None:
             return None, f"{none} {data.name} has no labels"
         return None, f"{none} {data.name} has one class only"
-    fitted = fit_ridge_head(teacher, train_batches, own.num_classes, precision)
+    fitted = fit_ridge_head(teacher, train_batches, num_classes, precision)
     if fitted is None:
         return None, f"{none} the data has no labels"
     linear, num_fitted = fitted
-    linear.classes = own.classes
     # A head with names refuses other data with as many classes.
+    linear.classes = fit.classes
     if linear.classes is None and data is not None and len(data.classes or ()) == linear.num_classes:
         linear.classes = data.classes
-    fit = replace(own, num_fitted=num_fitted, alpha=float(linear.alpha or 0))
+    fit = replace(fit, num_fitted=num_fitted, alpha=float(linear.alpha or 0))
     if cache is not None and ranks.is_first:
         linear.save(cache, {"ridge": json.dumps(fit.to_dict())})
     return Head("ridge", linear.num_classes, linear, linear.classes), str(fit)
 
 
-def _fit_of(teacher: ViT, batches: Iterable[Batch] | None, num_classes: int | None) -> RidgeFit:
-    """What decides a ridge head, as far as it is known before a pass over the images."""
-    data = getattr(batches, "data", None)
-    names = list(getattr(data, "classes", None) or ())
-    num_classes = num_classes or len(names) or None
-    fit = RidgeFit(Subject.of(teacher, data), getattr(batches, "num_images", None), num_classes)
-    if len(names) == num_classes:
-        fit = replace(fit, classes=names)
-    if data is not None:
-        # Sorted by key, so that the order of a listing does not change the name of the labels.
-        fit = replace(fit, labels=hash_config({"labels": sorted(zip(data.keys, data.labels or ()))}))
-    return fit
+def _read_kept(cache: Path, wanted: RidgeFit, of_any_number: bool) -> tuple[LinearHead, RidgeFit] | None:
+    """The head in `cache` and its fit, unless something else decided it, as far as both say what did.
 
-
-def _read_kept(cache: Path, wanted: RidgeFit) -> tuple[LinearHead, RidgeFit] | None:
-    """The head in `cache` and its fit, unless something else decided it."""
+    of_any_number: whether it may have been fitted on any number of images.
+    """
     if not cache.is_file():
         return None
     try:
-        fit = RidgeFit.from_json(read_metadata(cache).get("ridge", ""))
+        kept = RidgeFit.from_json(read_metadata(cache).get("ridge", ""))
     except ValueError:  # a damaged file, or a head from elsewhere
         return None
-    if not wanted.is_of(fit, of_run=(cache.parent / "config.yaml").is_file()):
+    has_classes = wanted.num_classes is None or (wanted.num_classes, wanted.classes) == (kept.num_classes, kept.classes)
+    has_number = of_any_number or wanted.num_images in (None, kept.num_images)
+    # A run with --train_images has fewer images, whose labels have another name, and its head holds for all its data.
+    has_labels = (cache.parent / "config.yaml").is_file()
+    if wanted.subject.num_images in (None, kept.subject.num_images):
+        has_labels = wanted.labels in (None, kept.labels)
+    if differences(wanted.subject, kept.subject) or not (has_classes and has_number and has_labels):
         return None
-    return LinearHead.load(cache), fit
+    return LinearHead.load(cache), kept

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.files import replacing
+from raptor.streaming import decode_text
 from raptor.vit.view import ViT
 from raptor.vit.weights import check_weights, load_tensors
 
@@ -40,9 +41,10 @@ class LinearHead(nn.Module):
     ):
         super().__init__()
         if weight_cf.ndim != 2 or bias_c.shape != weight_cf.shape[:1]:
-            raise ValueError(f"a head needs weight (C, F) and bias (C,), not {_shape(weight_cf)} and {_shape(bias_c)}")
+            shapes = f"{tuple(weight_cf.shape)} and {tuple(bias_c.shape)}"
+            raise ValueError(f"a head needs weight (C, F) and bias (C,), not {shapes}")
         if weight_cf.numel() == 0:
-            raise ValueError(f"a head needs at least one class and one feature, not weight {_shape(weight_cf)}")
+            raise ValueError(f"a head needs at least one class and one feature, not weight {tuple(weight_cf.shape)}")
         # safetensors refuses tensors that are not contiguous.
         self.register_buffer("weight", weight_cf.float().contiguous())
         self.register_buffer("bias", bias_c.float().contiguous())
@@ -96,7 +98,16 @@ class LinearHead(nn.Module):
         if not weight.numel():
             raise ValueError(f"{fault} it has no classes: {remedy}")
         check_weights(tensors, path)
-        return cls(weight, found.get("bias", weight.new_zeros(len(weight))), classes=_read_classes(path, len(weight)))
+        classes = None
+        text = read_metadata(path).get("classes")
+        if text is not None:
+            try:
+                classes = decode_text(list[str], text)
+            except ValueError:
+                classes = []
+            if len(classes) != len(weight):
+                raise ValueError(f"{fault} its metadata does not name its {len(weight)} classes: save it again")
+        return cls(weight, found.get("bias", weight.new_zeros(len(weight))), classes=classes)
 
 
 def head_fingerprint(file: str | Path) -> str:
@@ -107,23 +118,6 @@ def head_fingerprint(file: str | Path) -> str:
 def classes_metadata(classes: Sequence[str] | None) -> dict[str, str]:
     """The names of a head's outputs, in their order, as its file holds them."""
     return {} if classes is None else {"classes": json.dumps(list(classes))}
-
-
-def _read_classes(path: Path, num_classes: int) -> list[str] | None:
-    """The names of a head's outputs; None where its file holds none."""
-    text = read_metadata(path).get("classes")
-    if text is None:
-        return None
-    try:
-        names = json.loads(text)
-    # Deeply nested JSON ends in a RecursionError, not in a ValueError.
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or len(names) != num_classes or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"{path} is no linear head: its metadata does not name its {num_classes} classes: save it again"
-        )
-    return names
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -155,7 +149,3 @@ def own_linear_head(vit: ViT, images_bchw: Tensor) -> LinearHead | None:
         if torch.allclose(head(features), output.float(), rtol=1e-3, atol=1e-3):
             return head
     return None
-
-
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape)

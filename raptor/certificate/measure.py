@@ -91,6 +91,17 @@ def certify(
             if name != "surrogate":
                 null_curves[name] = accumulated.result()
         intervals = curve_intervals(curves, bootstrap, seed)
+        by_group: dict[str, dict[str, Array]] = {}
+        for metric, ends_2lg in intervals.items():
+            by_group[metric] = {group: ends_2lg[..., g] for g, group in enumerate(curves.groups)}
+        # Sums over all coordinates are ruled by those with the largest variance; the mean of single R2 is not.
+        pooled = float(curves.r2["all"][-1])
+        single = float(curves.r2_uniform["all"][-1])
+        if pooled > 0 and pooled - single > _FEW_DECIDE:
+            notes.append(
+                f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
+                f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
+            )
         conditioning = None
         if surrogate.phases:  # a model may be certified against itself
             conditioning = count_conditioning(surrogate)
@@ -104,7 +115,7 @@ def certify(
             batch_size=len(measured.images),
             num_images=curves.num_images,
             curves=curves,
-            intervals={metric: _by_group(ends, curves.groups) for metric, ends in intervals.items()},
+            intervals=by_group,
             eps=_curve_eps(curves, bootstrap, seed),
             definition=judge_definition(curves, intervals["relative"], measured.names_of(curves), eps),
             nulls=null_curves,
@@ -112,7 +123,7 @@ def certify(
             floors=measured.floors(),
             conditioning=conditioning,
             costs=_costs(surrogate, teacher, measured.images, precision),
-            notes=notes + _few_coordinates(curves),
+            notes=notes,
             verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
             split=split,
             subject=Subject.of(teacher, getattr(batches, "data", None), surrogate),
@@ -134,11 +145,6 @@ def _head_notes(head: Head | None, classes: Sequence[str]) -> list[str]:
     if head.source == "file" and head.classes is None and classes:
         return ["the head names no classes: its outputs were taken in the order of the data's"]
     return []
-
-
-def _by_group(values_lg: Array, groups: Sequence[str]) -> dict[str, Array]:
-    """(..., L, G) as group -> (..., L)."""
-    return {group: values_lg[..., g] for g, group in enumerate(groups)}
 
 
 def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Eps]]:
@@ -168,19 +174,6 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
                 upper=jsonable(np.maximum(upper, curve.max())),
             )
     return eps
-
-
-def _few_coordinates(curves: Curves) -> list[str]:
-    """A note where R2 of the last layer is far above the mean R2 of its coordinates: a few large ones decide it."""
-    # Sums over all coordinates are ruled by those with the largest variance; the mean of single R2 is not.
-    pooled = float(curves.r2["all"][-1])
-    single = float(curves.r2_uniform["all"][-1])
-    if not (pooled > 0 and pooled - single > _FEW_DECIDE):
-        return []
-    return [
-        f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
-        f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
-    ]
 
 
 def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict[str, Cost]:

@@ -18,7 +18,6 @@ from raptor.data.stream import Batch, sharing
 from raptor.devices import Ranks, full_precision
 from raptor.phases.cut import Phases, check_phases
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates, Trajectories, autocast
 from raptor.vit.view import ViT
 
@@ -49,33 +48,25 @@ class NullModels:
         start = teacher_states[0]
         with autocast(precision, start.device):
             tied, _ = self.tied.record(images)
-        # Identity and mean are views: only the other two take memory for each image.
-        return {
-            "identity": [start] * len(teacher_states),
-            "mean": [mean_td.expand_as(start) for mean_td in self.mean_ltd],
-            "tied": tied,
-            "linear": self._linear(start),
-        }
-
-    def _linear(self, start: Tensor) -> list[Tensor]:
-        states = [start.float()]  # then on its own outputs, as a surrogate runs
+        linear = [start.float()]  # then on its own outputs, as a surrogate runs
         with full_precision(start.device):
             for num_repeats, matrix in zip(self.phases, self.maps):
                 for _ in range(num_repeats):
-                    states.append(states[-1] @ matrix[:-1] + matrix[-1])
-        return states
+                    linear.append(linear[-1] @ matrix[:-1] + matrix[-1])
+        # Identity and mean are views: only the other two take memory for each image.
+        mean = [mean_td.expand_as(start) for mean_td in self.mean_ltd]
+        return {"identity": [start] * len(teacher_states), "mean": mean, "tied": tied, "linear": linear}
 
 
 def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch], precision: str) -> NullModels:
     """Fit the null models on the teacher's states, in one streaming pass; of all ranks that share the batches."""
     phases = check_phases(teacher, phases)
     ranks = sharing(batches)
-    fits = [LinearFit() for _ in phases]
+    fits: list[LinearFit] = []
     if ranks.size > 1:
         # All ranks standardise alike, by the first batch, which rank 0 has.
-        scales = ranks.first(lambda: _first_scales(teacher, phases, batches, precision))
-        for fit, (x_mean, x_scale, y_mean) in zip(fits, scales):
-            fit.start(x_mean.to(teacher.device), x_scale.to(teacher.device), y_mean.to(teacher.device))
+        standards = ranks.first(lambda: _first_standards(teacher, phases, batches, precision))
+        fits = [LinearFit(*(values.to(teacher.device) for values in one)) for one in standards]
     sums_ltd: Tensor | None = None
     num_images = 0
     for states, _, batch in Trajectories(teacher, batches, precision, "null models", quiet=True):
@@ -83,6 +74,7 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
         added_ltd = torch.stack([x.float().sum(0) for x in states]).double()
         sums_ltd = added_ltd if sums_ltd is None else sums_ltd + added_ltd
         num_images += len(batch.images)
+        fits = fits or [LinearFit(*standards_of(states[first - 1], states[first])) for first, _ in phases.spans]
         for (first, last), fit in zip(phases.spans, fits):
             for layer in range(first, last + 1):
                 fit.update(states[layer - 1], states[layer])
@@ -95,88 +87,74 @@ def fit_null_models(teacher: ViT, phases: Sequence[int], batches: Iterable[Batch
         raise NonFiniteStates.of(teacher.name, f"at layer {int(bad[0])} on the images that null models are fitted on")
     for fit in fits:
         fit.reduce(ranks)
+    mean_ltd = sums_ltd / num_images
+    group_means_ltd = torch.empty_like(mean_ltd)
+    # By the place of each group, because some models have their registers after the patches.
+    for _, where in teacher.groups.present():
+        group_means_ltd[:, where] = mean_ltd[:, where].mean(1, keepdim=True)
     # The start of a distillation without its training: a surrogate has to show what training added.
     tied = make_surrogate(teacher, phases, block="teacher", conditioning="none", copy="middle")
-    mean_ltd = _group_means(sums_ltd / num_images, teacher.groups)
-    return NullModels(phases, mean_ltd, [fit.solve() for fit in fits], tied, num_images)
+    return NullModels(phases, group_means_ltd.float(), [fit.solve() for fit in fits], tied, num_images)
 
 
-def _first_scales(
+def _first_standards(
     teacher: ViT, phases: Phases, batches: Iterable[Batch], precision: str
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each phase, mean and deviation of x and mean of y on the first batch; empty without images."""
+    """What each phase standardises by, on the CPU; empty without images."""
     for states, _, _ in Trajectories(teacher, batches, precision):
         found = []
         for first, _ in phases.spans:
-            x_mean, x_scale, y_mean = LinearFit.scales(states[first - 1], states[first])
+            x_mean, x_scale, y_mean = standards_of(states[first - 1], states[first])
             found.append((x_mean.cpu(), x_scale.cpu(), y_mean.cpu()))
         return found
     return []
 
 
-def _group_means(mean_ltd: Tensor, groups: TokenGroups) -> Tensor:
-    """Replace each token's mean by the mean of its group, in float32."""
-    means_ltd = torch.empty_like(mean_ltd)
-    # By the place of each group, because some models have their registers after the patches.
-    for _, where in groups.present():
-        means_ltd[:, where] = mean_ltd[:, where].mean(1, keepdim=True)
-    return means_ltd.float()
+def standards_of(x_btd: Tensor, y_btd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and deviation of x and mean of y, per coordinate: what a `LinearFit` of y on x standardises by."""
+    x = x_btd.float().flatten(0, -2)
+    y = y_btd.float().flatten(0, -2)
+    # A coordinate that is constant in the first batch would be divided by 0.
+    return x.mean(0), x.std(0, correction=0).clamp_min(1e-6), y.mean(0)
 
 
 class LinearFit:
     """Least squares of y on x with an offset, streaming: D x D normal equations, never the rows.
 
     Rows are standardised by the first batch's mean and deviation, so that float32 products lose no digits to a large
-    offset or a huge coordinate; sums are float64. Ranks that share a fit `start` with the same ones.
+    offset or a huge coordinate; sums are float64.
     """
 
-    def __init__(self) -> None:
-        self._start: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @staticmethod
-    def scales(x_btd: Tensor, y_btd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and deviation of x and mean of y, per coordinate."""
-        x = x_btd.float().flatten(0, -2)
-        y = y_btd.float().flatten(0, -2)
-        # A coordinate that is constant in the first batch would be divided by 0.
-        return x.mean(0), x.std(0, correction=0).clamp_min(1e-6), y.mean(0)
-
-    def start(self, x_mean: Tensor, x_scale: Tensor, y_mean: Tensor) -> None:
-        """Standardise by this mean and deviation of x and this mean of y."""
-        self._start = (x_mean, x_scale, y_mean)
+    def __init__(self, x_mean: Tensor, x_scale: Tensor, y_mean: Tensor) -> None:
+        self._x_mean = x_mean
+        self._x_scale = x_scale
+        self._y_mean = y_mean
         num_features = len(x_mean) + 1  # and the offset
         self._gram = x_mean.new_zeros(num_features, num_features, dtype=torch.float64)
         self._cross = x_mean.new_zeros(num_features, len(y_mean), dtype=torch.float64)
-
-    def reduce(self, ranks: Ranks) -> None:
-        """Merge the rows of all ranks."""
-        self._gram = ranks.sum(self._gram)
-        self._cross = ranks.sum(self._cross)
 
     @torch.no_grad()
     def update(self, x_btd: Tensor, y_btd: Tensor) -> None:
         """Add pairs of rows."""
         x = x_btd.float().flatten(0, -2)
         y = y_btd.float().flatten(0, -2)
-        if self._start is None:
-            self.start(*self.scales(x_btd, y_btd))
-        assert self._start is not None
-        x_mean, x_scale, y_mean = self._start
-        z = torch.cat([(x - x_mean) / x_scale, x.new_ones(len(x), 1)], dim=1)
+        z = torch.cat([(x - self._x_mean) / self._x_scale, x.new_ones(len(x), 1)], dim=1)
         # Normal equations square the condition number, which the ten bits of TF32 do not bear.
         with full_precision(x.device):
             self._gram += z.T @ z
-            self._cross += z.T @ (y - y_mean)
+            self._cross += z.T @ (y - self._y_mean)
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Merge the rows of all ranks."""
+        self._gram = ranks.sum(self._gram)
+        self._cross = ranks.sum(self._cross)
 
     def solve(self) -> Tensor:
         """The map as (D + 1, D) in float32; the last row is the offset."""
-        if self._start is None:
-            raise ValueError("no rows to fit a linear map on")
-        x_mean, x_scale, y_mean = (v.double() for v in self._start)
         jitter = _JITTER * self._gram.diagonal().mean()
         eye = torch.eye(len(self._gram), device=self._gram.device, dtype=torch.float64)
         solution = torch.linalg.solve(self._gram + jitter * eye, self._cross)
         # Back from standardised rows to the states themselves.
-        weight = solution[:-1] / x_scale[:, None]
-        offset = solution[-1] + y_mean - x_mean @ weight
+        weight = solution[:-1] / self._x_scale.double()[:, None]
+        offset = solution[-1] + self._y_mean.double() - self._x_mean.double() @ weight
         return torch.cat([weight, offset[None]]).float()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.certificate.complexity import BITS, LevinPair, block_list, check_precision, count_flops, levin_bound
+from raptor.certificate.complexity import BITS, LevinPair, block_list, count_flops, levin_bound
 from raptor.certificate.follow import check_pair
 from raptor.certificate.heads import Head
 from raptor.certificate.refit import replaced_weights
@@ -112,11 +112,6 @@ class Complexity(ResultFile):
     provenance: Provenance = field(default_factory=Provenance)
     subject: Subject | None = None
 
-    @property
-    def bounds(self) -> dict[str, LevinPair]:
-        """Precision -> bounds."""
-        return {"fp32": self.fp32, "fp16": self.fp16, "int8": self.int8}
-
     def lines(self) -> list[str]:
         """What the file shows and what it does not, in words."""
         found = []
@@ -210,14 +205,10 @@ def has_matrices(vit: ViT) -> bool:
 def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
     """Inside the context the weights of the blocks are rounded to `precision`, in place; then they are put back.
 
-    `fp32` leaves them as they are. `fp16` rounds every weight. `int8`, `int6`, `int4` and `int3` round matrices to even
-    steps per row, symmetric about zero (255 of them in 8 bits), and vectors to fp16. The arithmetic stays that of the
-    model: what is measured is the error of the weights.
+    `fp16` rounds every weight. `int8`, `int6`, `int4` and `int3` round matrices to even steps per row, symmetric about
+    zero (255 of them in 8 bits), and vectors to fp16. The arithmetic stays that of the model: what is measured is the
+    error of the weights.
     """
-    check_precision(precision)
-    if precision == "fp32":
-        yield vit
-        return
     parameters = list(block_list(vit).parameters())
     with replaced_weights(parameters, [rounded(p.detach(), precision) for p in parameters]):
         yield vit
@@ -225,8 +216,6 @@ def quantised(vit: ViT, precision: str) -> Iterator[ViT]:
 
 def rounded(weight: Tensor, precision: str) -> Tensor:
     """The values `weight` takes when stored at `precision`, in its own dtype."""
-    if precision == "fp32":
-        return weight.clone()
     if precision == "fp16" or weight.ndim < 2:
         # A weight beyond fp16's range would become infinite, and every state after it.
         limit = torch.finfo(torch.float16).max

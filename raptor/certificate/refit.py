@@ -142,19 +142,19 @@ def after_blocks(vit: ViT, head: Head) -> dict[str, nn.Parameter]:
 def replaced_weights(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
     """Inside the context the parameters hold `values`, in place; then they are put back."""
     saved = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def put(tensors: Sequence[Tensor]) -> None:
+        for parameter, tensor in zip(parameters, tensors):
+            parameter.copy_(tensor)
+        # Autocast keeps half-precision copies of weights that take gradients, and would go on with the old ones.
+        torch.clear_autocast_cache()
+
     try:
-        _put(parameters, values)
+        put(values)
         yield
     finally:
-        _put(parameters, saved)
-
-
-@torch.no_grad()
-def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for parameter, value in zip(parameters, values):
-        parameter.copy_(value)
-    # Autocast keeps half-precision copies of weights that take gradients, and would go on with the old ones.
-    torch.clear_autocast_cache()
+        put(saved)
 
 
 def surrogate_logits(vit: ViT, linear: LinearHead | None, state_btd: Tensor) -> Tensor:

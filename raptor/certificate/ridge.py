@@ -43,20 +43,18 @@ def fit_ridge(
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
         held_out, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
-        # The largest first: of equally good ones `max` keeps the first, and a stronger penalty is the safer one.
+        # The largest first: of equally good ones the first is kept, and a stronger penalty is the safer one.
         heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
-        alpha = max(heads, key=lambda a: _goodness(heads[a](features_nf[held_out]), labels_n[held_out]))
+        best = (-1.0, 0.0)
+        for one, head in heads.items():
+            logits = head(features_nf[held_out])
+            error = (logits - F.one_hot(labels_n[held_out].long(), num_classes)).square().mean().item()
+            # A far too large penalty may be as accurate, but not any more after the shares of the classes change.
+            goodness = (accuracy(logits, labels_n[held_out]), -error)
+            if goodness > best:
+                alpha, best = one, goodness
     # On all features, because the choice of alpha is made and a head on more images is better.
     return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
-
-
-def _goodness(logits_nc: Tensor, labels_n: Tensor) -> tuple[float, float]:
-    """Accuracy, and minus the squared error of one-hot labels: larger is better.
-
-    A far too large penalty may be as accurate, but not any more after the shares of the classes change a little.
-    """
-    error = (logits_nc - F.one_hot(labels_n.long(), logits_nc.shape[1])).square().mean().item()
-    return accuracy(logits_nc, labels_n), -error
 
 
 def _ridge_path(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from raptor.certificate.follow import Followed, check_finite, check_pair, curve_intervals, follow
+from raptor.certificate.follow import check_finite, check_pair, curve_intervals, follow
 from raptor.certificate.heads import Head
 from raptor.certificate.refit import Refitted
 from raptor.certificate.verdict import Estimate
@@ -158,29 +158,24 @@ def measure_shift(
 
     def finish() -> Shift:
         check_finite(found.curves["surrogate"], surrogate, teacher)
-        return summarise(found, name, bootstrap, seed)
+        curves = found.curves["surrogate"].result()
+        intervals = curve_intervals(curves, bootstrap, seed)
+        relative_l = curves.relative["all"]
+        r2_l = curves.r2["all"]
+        layer = int(relative_l.argmax())
+        lowest = int(r2_l.argmin())
+        predictions = found.predictions(bootstrap, seed)
+        return Shift(
+            name=name,
+            num_images=curves.num_images,
+            r2_last=Estimate.of(r2_l[-1], intervals["r2"][:, -1, 0]),
+            r2_lowest=jsonable(r2_l[lowest]),
+            lowest_layer=lowest + 1,
+            eps=Estimate.of(relative_l[layer], intervals["relative"][:, layer, 0]),
+            eps_layer=layer + 1,
+            agreement=predictions.get("agreement"),
+            floor=found.floors().get("agreement"),
+            refitted=predictions.get("refitted_agreement"),
+        )
 
     return sharing(batches).first(finish)
-
-
-def summarise(found: Followed, name: str, bootstrap: int, seed: int) -> Shift:
-    """The row of what was measured on one set."""
-    curves = found.curves["surrogate"].result()
-    intervals = curve_intervals(curves, bootstrap, seed)
-    relative_l = curves.relative["all"]
-    r2_l = curves.r2["all"]
-    layer = int(relative_l.argmax())
-    lowest = int(r2_l.argmin())
-    predictions = found.predictions(bootstrap, seed)
-    return Shift(
-        name=name,
-        num_images=curves.num_images,
-        r2_last=Estimate(jsonable(r2_l[-1]), *map(jsonable, intervals["r2"][:, -1, 0])),
-        r2_lowest=jsonable(r2_l[lowest]),
-        lowest_layer=lowest + 1,
-        eps=Estimate(jsonable(relative_l[layer]), *map(jsonable, intervals["relative"][:, layer, 0])),
-        eps_layer=layer + 1,
-        agreement=predictions.get("agreement"),
-        floor=found.floors().get("agreement"),
-        refitted=predictions.get("refitted_agreement"),
-    )

@@ -7,7 +7,7 @@ teacher's, `S_(l..L)(a_l)`: what is missing then is made after l. At l = 0 the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,74 +91,57 @@ def stitch(
     errors = Rows()
     agrees = Rows()
     ranks = sharing(batches)
+
+    def classes(last_btd: Tensor) -> Tensor:
+        """The classes of last states by one head for all: norm and head of a surrogate are its teacher's."""
+        assert head is not None
+        # A linear head reads the state; the model's own needs the rest of the model.
+        output = last_btd if head.linear is not None else teacher.finish(last_btd)
+        return head.logits(teacher, last_btd, output).argmax(-1)
+
     for batch in track(batches, "stitching", quiet=True):
         images = batch.images.to(teacher.device, non_blocking=True)
         with autocast(precision, teacher.device):
-            of_teacher = _Side(teacher, images)
-            of_surrogate = _Side(surrogate, images)
-            target_btd = of_teacher.states[-1]
-            # One head for everything that comes out: norm and head of a surrogate are its teacher's.
-            chosen_b = _classes(teacher, head, target_btd)
+            # Block by block, not by hooks: a hand-over begins in the middle of a model.
+            first_btd, context = teacher.embed(images)
+            states = teacher.unroll(first_btd, context)
+            own_first_btd, own_context = surrogate.embed(images)
+            own_states = surrogate.unroll(own_first_btd, own_context)
+            chosen_b = None if head is None else classes(states[-1])
             error_bdl = images.new_zeros(len(images), 2, teacher.num_layers + 1)
             agrees_bdl = torch.zeros_like(error_bdl)
             for layer in range(teacher.num_layers + 1):
-                last_states = (
-                    of_teacher.finish(of_surrogate.states[layer], layer),
-                    of_surrogate.finish(of_teacher.states[layer], layer),
-                )
-                for direction, last_btd in enumerate(last_states):
-                    error_bdl[:, direction, layer] = _norms(last_btd.float() - target_btd.float())
+                by_teacher = teacher.unroll(own_states[layer], context, start=layer)[-1]
+                by_surrogate = surrogate.unroll(states[layer], own_context, start=layer)[-1]
+                for direction, last_btd in enumerate((by_teacher, by_surrogate)):
+                    error_bdl[:, direction, layer] = _norms(last_btd.float() - states[-1].float())
                     if chosen_b is not None:
-                        agrees_bdl[:, direction, layer] = _classes(teacher, head, last_btd) == chosen_b
-        norms.add(_norms(target_btd), batch.places)
+                        agrees_bdl[:, direction, layer] = classes(last_btd) == chosen_b
+        norms.add(_norms(states[-1]), batch.places)
         errors.add(error_bdl, batch.places)
         if chosen_b is not None:
             agrees.add(agrees_bdl, batch.places)
     if not any(ranks.gather(len(norms))):
         raise ValueError("no images to stitch on: the held-out data is empty")
     reduce_all(ranks, norms, errors, agrees)
-    return ranks.first(lambda: _stitching(norms, errors, agrees, bootstrap, seed))
 
+    def finish() -> Stitching:
+        error_ndl = errors.values().double().cpu().numpy()
+        norm_n = norms.values().double().cpu().numpy()
+        norm_ndl = np.broadcast_to(norm_n[:, None, None], error_ndl.shape)
+        ends_2dl = statistic_interval([error_ndl, norm_ndl], lambda e, n: e / n, bootstrap, seed)
+        error_dl = error_ndl.mean(0) / norm_n.mean()  # a ratio of means, as in Definition 1
+        sides = []
+        for direction in range(2):
+            found = HandOver(error_dl[direction], ends_2dl[:, direction])
+            if head is not None:
+                found.agreement = agrees.values()[:, direction].double().mean(0).cpu().numpy()
+            sides.append(found)
+        return Stitching(len(norm_n), *sides)
 
-class _Side:
-    """One model's states of a batch, and its way from any of them to the end."""
-
-    def __init__(self, vit: ViT, images: Tensor) -> None:
-        # Block by block, not by hooks: a hand-over begins in the middle of a model.
-        a_0, self._context = vit.embed(images)
-        self._vit = vit
-        self.states: Sequence[Tensor] = vit.unroll(a_0, self._context)
-
-    def finish(self, x_btd: Tensor, layer: int) -> Tensor:
-        """The last state, from a state at `layer`."""
-        return self._vit.unroll(x_btd, self._context, start=layer)[-1]
-
-
-def _classes(teacher: ViT, head: Head | None, last_btd: Tensor) -> Tensor | None:
-    """The classes that the head gives to last states; None without a head."""
-    if head is None:
-        return None
-    output = last_btd
-    if head.linear is None:  # a linear head reads the state; the model's own needs the rest of the model
-        output = teacher.finish(last_btd)
-    return head.logits(teacher, last_btd, output).argmax(-1)
+    return ranks.first(finish)
 
 
 def _norms(x_btd: Tensor) -> Tensor:
     """|x|_F of each image, in float32."""
     return x_btd.float().flatten(1).norm(dim=1)
-
-
-def _stitching(norms: Rows, errors: Rows, agrees: Rows, bootstrap: int, seed: int) -> Stitching:
-    error_ndl = errors.values().double().cpu().numpy()
-    norm_n = norms.values().double().cpu().numpy()
-    norm_ndl = np.broadcast_to(norm_n[:, None, None], error_ndl.shape)
-    ends_2dl = statistic_interval([error_ndl, norm_ndl], lambda e, n: e / n, bootstrap, seed)
-    error_dl = error_ndl.mean(0) / norm_n.mean()  # a ratio of means, as in Definition 1
-    sides = []
-    for direction in range(2):
-        found = HandOver(error_dl[direction], ends_2dl[:, direction])
-        if len(agrees):
-            found.agreement = agrees.values()[:, direction].double().mean(0).cpu().numpy()
-        sides.append(found)
-    return Stitching(len(norm_n), *sides)

@@ -36,6 +36,11 @@ class Estimate(Record):
     lower: float | None = None
     upper: float | None = None
 
+    @classmethod
+    def of(cls, value: Any, ends: Any = (None, None)) -> Estimate:
+        """From numbers of numpy; None where one is not finite."""
+        return cls(jsonable(value), *map(jsonable, ends))
+
     def __str__(self) -> str:
         if self.value is None:
             return "undefined"
@@ -174,20 +179,19 @@ class Verdict(Record):
             first += f" of {self.data}"
         if self.against:
             first += f", against {self.against}"
-        return [first, *(self._line(name, group) for name, group in self.groups.items())]
-
-    def _line(self, name: str, group: GroupVerdict) -> str:
-        parts = [
-            f"{name}: R2 {group.r2_last} at the last layer",
-            f"lowest {group.r2_lowest} at layer {group.lowest_layer}",
-        ]
-        if group.compared():
-            parts.append(group.compared())
-        if group.layers_ahead is not None:
-            parts.append(
-                f"smaller mean error than every null model at {group.layers_ahead} of {self.num_layers} layers"
-            )
-        return "; ".join(parts)
+        lines = [first]
+        for name, group in self.groups.items():
+            parts = [
+                f"{name}: R2 {group.r2_last} at the last layer",
+                f"lowest {group.r2_lowest} at layer {group.lowest_layer}",
+            ]
+            if group.compared():
+                parts.append(group.compared())
+            if group.layers_ahead is not None:
+                ahead = f"{group.layers_ahead} of {self.num_layers}"
+                parts.append(f"smaller mean error than every null model at {ahead} layers")
+            lines.append("; ".join(parts))
+        return lines
 
 
 def judge(
@@ -201,14 +205,17 @@ def judge(
 ) -> Verdict:
     """The verdict from error curves; errors of single images, where they are kept, give intervals of differences."""
     advantage = _advantages(curves, nulls, bootstrap, seed)
-    r2_ends = None if intervals is None else intervals.get("r2")
+    # Without intervals an estimate is only its value.
+    ends_2lg = np.full((2, curves.num_layers, len(curves.groups)), np.nan)
+    if intervals is not None:
+        ends_2lg = intervals.get("r2", ends_2lg)
     groups = {}
     for g, group in enumerate(curves.groups):
         r2 = curves.r2[group]
         # Without a finite value in its place `argmin` would choose a NaN: a layer without variance has no R2.
         lowest = int(np.argmin(np.where(np.isfinite(r2), r2, np.inf)))
-        ends_2l = None if r2_ends is None else r2_ends[..., g]
-        found = GroupVerdict(_estimate(r2, ends_2l, -1), _estimate(r2, ends_2l, lowest), lowest + 1)
+        last = Estimate.of(r2[-1], ends_2lg[:, -1, g])
+        found = GroupVerdict(last, Estimate.of(r2[lowest], ends_2lg[:, lowest, g]), lowest + 1)
         for name in nulls:
             low, high = advantage[name][:, g]
             # By differences on the same images: two intervals that overlap may still differ image by image.
@@ -218,7 +225,12 @@ def judge(
                 found.worse.append(name)
             elif not np.isnan(low):  # NaN: there is no interval
                 found.alike.append(name)
-        found.no_better_than_mean = _is_no_better_than_mean(found)
+        if "mean" in (*found.better, *found.worse, *found.alike):
+            found.no_better_than_mean = "mean" not in found.better
+        else:
+            # R2 is 0 for the mean of the images. Where all images have one state there is no R2, and nothing is shown.
+            lower = last.value if last.lower is None else last.lower
+            found.no_better_than_mean = lower is None or lower <= 0
         if nulls and curves.num_images > 1:
             # The best at each layer, which no single null model may be.
             best_null = np.max([null.r2[group] for null in nulls.values()], axis=0)
@@ -226,26 +238,6 @@ def judge(
         groups[group] = found
     undertrained = [] if training is None else training.undertrained()
     return Verdict(curves.num_images, groups, curves.num_layers, training, undertrained, split)
-
-
-def _estimate(r2_l: Array, ends_2l: Array | None, layer: int) -> Estimate:
-    if ends_2l is None:
-        return Estimate(jsonable(r2_l[layer]))
-    return Estimate(jsonable(r2_l[layer]), jsonable(ends_2l[0, layer]), jsonable(ends_2l[1, layer]))
-
-
-def _is_no_better_than_mean(group: GroupVerdict) -> bool:
-    """By the comparison with the null model, where there is one; else by R2, which is 0 for the mean of the images."""
-    if "mean" in group.better:
-        return False
-    if "mean" in group.worse or "mean" in group.alike:
-        return True
-    last = group.r2_last
-    # All images have one state: there is nothing to predict, and so nothing shown.
-    if last.value is None:
-        return True
-    lower = last.value if last.lower is None else last.lower
-    return lower <= 0
 
 
 def _advantages(curves: Curves, nulls: Mapping[str, Curves], bootstrap: int, seed: int) -> dict[str, Array]:

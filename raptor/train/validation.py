@@ -114,7 +114,7 @@ class Validator:
         if self._head is None:  # a head is fitted on batches that are known to fit
             self._in_memory(lambda: self._measure(student, islice(self.val, 1), None, False))
         head = self.head
-        with_labels = self.has_truth and head is not None and head.is_of(self.classes)
+        with_labels = self.has_truth and head is not None and bool(self.classes) and head.fits(self.classes)
         curves, hits = self._in_memory(
             lambda: self._measure(student, track(self.val, "validation", quiet=True), head, with_labels)
         )

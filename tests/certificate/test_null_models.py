@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.measure import certify
-from raptor.certificate.null_models import LinearFit, fit_null_models
+from raptor.certificate.null_models import LinearFit, fit_null_models, standards_of
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates
 from raptor.vit.view import ViT
@@ -87,7 +87,7 @@ def test_linear_fit_survives_a_huge_coordinate_and_offset() -> None:
     )
     weight = torch.randn(6, 4, generator=generator)
     y = x @ weight + 3
-    fit = LinearFit()
+    fit = LinearFit(*standards_of(x[None, :90], y[None, :90]))
     for a, b in zip(x.split(90), y.split(90)):
         fit.update(a[None], b[None])
     matrix = fit.solve()
