@@ -61,6 +61,11 @@ class RateDistortion(Record):
     num_images: int
     points: list[RatePoint] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # A head judges every point or none: in a file a number was lost.
+        if len({point.agreement is None for point in self.points}) > 1:
+            raise ValueError("the agreement of a point is missing")
+
     def of(self, side: str) -> list[RatePoint]:
         """The points of a side, by their bits."""
         found = [point for point in self.points if point.side == side]

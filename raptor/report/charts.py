@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
-from raptor.files import RunError
 from raptor.streaming import Spread, jsonable
 
 _DIGITS = 5
@@ -135,7 +134,6 @@ class Chart:
         circle: whether the unit circle is drawn.
         cells: what the rows of a heat map are.
         wide: whether it takes the whole width of the page.
-        gaps: whether values may be undefined on the diagonal of a matrix, or before the first one of a curve.
         file: the result file that its numbers come from.
         source: the images that it was measured on, where they are others than those of its file.
     """
@@ -156,7 +154,6 @@ class Chart:
     circle: bool = False
     cells: str = "layers"
     wide: bool = False
-    gaps: bool = False
     file: str = ""
     source: str = ""
 
@@ -168,28 +165,6 @@ class Chart:
             # A series that does not know a control is shown with every value of it.
             kept = [series for series in kept if name not in series.when or values & set(series.when[name])]
         return replace(self, series=kept)
-
-    def check(self) -> None:
-        """Raise RunError where a value is missing among others: the file was damaged or edited."""
-        for series in self.series:
-            for values in (series.values(self.kind), series.lower, series.upper):
-                if values is None:
-                    continue
-                known = np.isfinite(np.asarray(values, dtype=float))
-                # A curve without any value was not measured, which is no damage.
-                expected = np.full(known.shape, known.any())
-                if self.gaps and self.kind == "heatmap":
-                    np.fill_diagonal(expected, False)
-                elif self.gaps:
-                    # argmax of truth values is the place of the first true one.
-                    expected[: known.argmax()] = False
-                missing = np.argwhere(expected & ~known)
-                if len(missing):
-                    place = "/".join(map(str, missing[0]))
-                    raise RunError(
-                        f"{self.file} lacks a number in {self.title!r} ({series.name}, position {place}): run the "
-                        "command that made it again"
-                    )
 
     def words(self) -> str:
         """The chart in words, with numbers, for readers who do not see it."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.error_curves import Curves
 from raptor.certificate.rate import Complexity
@@ -14,7 +16,7 @@ from raptor.certificate.verdict import Verdict
 from raptor.dynamics.interventions import InterventionsFile
 from raptor.dynamics.measure import DynamicsFile
 from raptor.dynamics.tangents import TangentsFile
-from raptor.files import RunError, read_yaml
+from raptor.files import RunError, read_json, read_yaml
 from raptor.phases.study import PhasesFile
 from raptor.probes.result import ProbeReport
 from raptor.provenance import Provenance
@@ -44,6 +46,16 @@ _KINDS: dict[str, type[ResultFile]] = {
     "edit": EditFile,
     "correct": CorrectFile,
     "images": ImagesFile,
+}
+# Where a number may be missing among others: before the first one that is known, past the rank of a fit (complex
+# numbers are pairs), on the diagonal, or anywhere.
+_GAPS = {
+    "scatter_ratio": "before",
+    "path": "before",
+    "eigenvalues": "pairs past the rank",
+    "amplitudes": "past the rank",
+    "cost": "diagonal",
+    "within": "anywhere",
 }
 
 
@@ -201,6 +213,10 @@ def read_results(folder: Path) -> Results:
     for task in TASKS:
         if (folder / f"probe-{task}.json").exists():
             results.probes[task] = ProbeReport.read(folder, task)
+    # A gap in a curve would look like a result.
+    for name in results.files():
+        path = folder / f"{name}.json"
+        check_numbers(read_json(path), path)
     if not results.files():
         raise RunError(f"{folder} holds no results yet: start with raptor phases MODEL --out {folder}")
     config = folder / "config.yaml"
@@ -217,3 +233,38 @@ def read_results(folder: Path) -> Results:
             results.images = None
     results.check_models()
     return results
+
+
+def check_numbers(value: Any, file: Path | str, name: str = "") -> None:
+    """Raise RunError where a number is missing among others in parsed JSON: the file was damaged or edited."""
+    if isinstance(value, dict):
+        if "mean" in value and "quantiles" in value:  # a spread of a single number: all of it or nothing
+            check_numbers([value["mean"], value["std"]], file, f"{name}.mean")
+        for key, part in value.items():
+            check_numbers(part, file, f"{name}.{key}")
+    if not isinstance(value, list):
+        return
+    try:
+        known = np.isfinite(np.array(value, dtype=float))
+    except (TypeError, ValueError):  # records, words, or lists of several lengths
+        for place, part in enumerate(value):
+            check_numbers(part, file, f"{name}.{place}")
+        return
+    gaps = next((_GAPS[part] for part in name.split(".") if part in _GAPS), "")
+    # What has no number at all was not measured, which is no damage.
+    if gaps == "anywhere" or not known.any():
+        return
+    allowed = np.zeros_like(known)
+    if gaps == "before":
+        allowed = ~np.logical_or.accumulate(known, axis=-1)
+    elif gaps.endswith("past the rank"):
+        axis = -2 if gaps.startswith("pairs") else -1
+        allowed = np.flip(~np.logical_or.accumulate(np.flip(known, axis), axis=axis), axis)
+    elif gaps == "diagonal":
+        np.fill_diagonal(allowed, True)
+    missing = np.argwhere(~known & ~allowed)
+    if len(missing):
+        place = "/".join(map(str, missing[0]))
+        raise RunError(
+            f"{file} lacks a number ({name.removeprefix('.')}, position {place}): run the command that made it again"
+        )

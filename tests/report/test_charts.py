@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from raptor.files import RunError
 from raptor.report.charts import Axis, Chart, Series, described, descriptions, number, rounded
 
 
@@ -48,27 +46,3 @@ def test_the_words_of_every_chart_say_what_to_look_for() -> None:
     assert (block.offset, block.x.integer, block.y.from_zero, block.file) == (0.5, True, True, "dynamics.json")
     assert described("dynamics-norm", []).offset == 0
     assert "rank-4 linear map" in described("reconstruction", [], {"rank": 4}).caption
-
-
-def test_a_value_that_is_missing_among_others_names_its_file() -> None:
-    broken = described("dynamics-norm", [Series("cls", [0, 1, 2], [1.0, np.nan, 2.0])])
-    with pytest.raises(RunError, match=r"dynamics.json lacks a number in 'Norm' \(cls, position 1\)"):
-        broken.check()
-    described("dynamics-norm", [Series("cls", [0, 1], [np.nan, np.nan])]).check()  # not defined at all
-    band = Series("cls", [0, 1], [1.0, 2.0], lower=[0.5, 1.0], upper=[np.nan, 3.0])
-    with pytest.raises(RunError, match="position 0"):
-        described("dynamics-norm", [band]).check()
-
-
-def test_a_value_may_be_missing_only_where_it_has_no_meaning() -> None:
-    started = described("basins-scatter-ratio", [Series("cls", [0, 1, 2], [np.nan, 1.0, 2.0])])
-    started.check()  # without the first block all images are the same
-    started.series[0].y = [np.nan, 1.0, np.nan]
-    with pytest.raises(RunError, match="position 2"):
-        started.check()
-    matrix = np.array([[np.nan, 1.0], [1.0, np.nan]])  # a block is not swapped with itself
-    swaps = described("swaps", [Series("teacher", z=matrix)])
-    swaps.check()
-    matrix[1, 0] = np.nan
-    with pytest.raises(RunError, match="position 1/0"):
-        swaps.check()

@@ -23,7 +23,7 @@ from raptor.dynamics.tangents import TangentsFile
 from raptor.files import RunError
 from raptor.phases.study import PhasesFile
 from raptor.report.page import build_page
-from raptor.report.results import read_results
+from raptor.report.results import check_numbers, read_results
 from raptor.run import ResultFile
 from raptor.train.distilled import DistillSummary
 from raptor.vit.view import ViT
@@ -246,6 +246,12 @@ def test_images_of_another_model_are_measured_again(full_run: Path, full_page: s
         ("dynamics.json", ("surrogate", "direction", "gamma", "cls", "mean", 4), None),
         ("certificate.json", ("curves", "cls", "relative", 0), None),
         ("interventions.json", ("teacher", "repetition", "angle", 0, "all", "mean", 1), None),
+        # Numbers that the page does not draw: a figure in a file, or none.
+        ("dynamics.json", ("teacher", "gathering", "alignment", "patches", "mean", 2), None),
+        ("dynamics.json", ("teacher", "direction", "norm", "cls", "quantiles", "q95", 3), None),
+        ("dynamics.json", ("teacher", "modes", "cls", "sweep", "2", "median_modulus", "mean"), None),
+        ("certificate.json", ("curves", "cls", "absolute", 4), None),
+        ("complexity.json", ("rates", "points", 1, "agreement"), None),
     ],
 )
 def test_a_value_that_is_no_number_is_refused_with_the_name_of_its_file(
@@ -260,3 +266,22 @@ def test_a_value_that_is_no_number_is_refused_with_the_name_of_its_file(
     (folder / name).write_text(json.dumps(saved))
     with pytest.raises(RunError, match=name):
         build_page(read_results(folder))
+
+
+def test_a_number_may_be_missing_only_where_it_has_no_meaning() -> None:
+    fine = {
+        "norm": [None, None],  # not measured
+        "scatter_ratio": [None, 1.0, 2.0],  # without the first block all images are the same
+        "cost": [[None, 1.0], [1.0, None]],  # a block does not replace itself
+        "eigenvalues": [[[1.0, 0.0], [None, None]]],  # past the rank of the fit
+        "within": {"1": [0.9, None]},  # one phase has no other
+    }
+    check_numbers(fine, "x.json")
+    for name, values, place in (
+        ("norm", [1.0, None], "1"),
+        ("scatter_ratio", [None, 1.0, None], "2"),
+        ("cost", [[None, 1.0], [None, None]], "1/0"),
+        ("eigenvalues", [[[None, None], [1.0, 0.0]]], "0/0/0"),
+    ):
+        with pytest.raises(RunError, match=rf"x\.json lacks a number \(teacher\.{name}, position {place}\)"):
+            check_numbers({"teacher": {name: values}}, "x.json")
