@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from raptor.certificate.autonomy import count_conditioning
 from raptor.certificate.bootstrap import resampled_means
@@ -80,7 +79,16 @@ def certify(
         nulls = fit_null_models(teacher, phases, train_batches, precision)
         notes.append(f"mean and linear maps of the null models fitted on {nulls.num_images} {which} images")
     measured = follow(surrogate, teacher, batches, head, precision, nulls, refitted)
-    notes += _head_notes(head, measured.classes)
+    classes = measured.classes
+    if head is None:
+        notes.append("no accuracy or agreement: no head")
+    elif not head.fits(classes):
+        other = ""
+        if len(classes) == head.num_classes:
+            other = f" of other names, such as {classes[0]}"
+        notes.append(f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}")
+    elif head.source == "file" and head.classes is None and classes:
+        notes.append("the head names no classes: its outputs were taken in the order of the data's")
 
     def finish() -> Certificate:
         assert measured.images is not None
@@ -102,6 +110,17 @@ def certify(
                 f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
                 f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
             )
+        sides = {"surrogate": surrogate, "teacher": teacher}
+        # On one batch: run time needs no more images, and both sides must get the same ones.
+        seconds = run_times(sides, measured.images, precision)
+        costs = {}
+        for side, vit in sides.items():
+            costs[side] = Cost(
+                num_parameters=sum(p.numel() for p in vit.model.parameters()),
+                block_parameters=sum(p.numel() for p in block_list(vit).parameters()),
+                flops=count_flops(vit),
+                seconds_per_image=seconds[side],
+            )
         conditioning = None
         if surrogate.phases:  # a model may be certified against itself
             conditioning = count_conditioning(surrogate)
@@ -122,7 +141,7 @@ def certify(
             predictions=measured.predictions(bootstrap, seed),
             floors=measured.floors(),
             conditioning=conditioning,
-            costs=_costs(surrogate, teacher, measured.images, precision),
+            costs=costs,
             notes=notes,
             verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
             split=split,
@@ -131,20 +150,6 @@ def certify(
 
     # After the reduction only rank 0 has the values of all images.
     return sharing(batches).first(finish)
-
-
-def _head_notes(head: Head | None, classes: Sequence[str]) -> list[str]:
-    """What must be known of the head beside its accuracy, or why there is none."""
-    if head is None:
-        return ["no accuracy or agreement: no head"]
-    if not head.fits(classes):
-        other = ""
-        if len(classes) == head.num_classes:
-            other = f" of other names, such as {classes[0]}"
-        return [f"no accuracy: the head has {head.num_classes} classes, the data {len(classes)}{other}"]
-    if head.source == "file" and head.classes is None and classes:
-        return ["the head names no classes: its outputs were taken in the order of the data's"]
-    return []
 
 
 def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Eps]]:
@@ -174,18 +179,3 @@ def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str,
                 upper=jsonable(np.maximum(upper, curve.max())),
             )
     return eps
-
-
-def _costs(surrogate: ViT, teacher: ViT, images: Tensor, precision: str) -> dict[str, Cost]:
-    sides = {"surrogate": surrogate, "teacher": teacher}
-    # On one batch: run time needs no more images, and both sides must get the same ones.
-    seconds = run_times(sides, images, precision)
-    costs = {}
-    for side, vit in sides.items():
-        costs[side] = Cost(
-            num_parameters=sum(p.numel() for p in vit.model.parameters()),
-            block_parameters=sum(p.numel() for p in block_list(vit).parameters()),
-            flops=count_flops(vit),
-            seconds_per_image=seconds[side],
-        )
-    return costs

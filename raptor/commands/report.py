@@ -18,6 +18,7 @@ from raptor.report.results import Results, read_results
 from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
 from raptor.run import check_folder, unfinished
 from raptor.streaming import Result, folder_of
+from raptor.subject import Subject
 from raptor.vit.pair import OTHER_TEACHER
 
 
@@ -79,14 +80,14 @@ def report(config: ReportConfig) -> Page:
     return Page(path, results.folder, len(page.encode()), list(results.provenance()), results.notes)
 
 
-def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig) -> bool:
+def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig, measured: Subject | None = None) -> bool:
     """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher."""
     if (known.num_images, known.data, known.split) != (config.num_images, chosen.name, chosen.split):
         return False
     if config.teacher is not None or config.weights is not None or known.teacher.endswith(OTHER_TEACHER):
         return False
     try:
-        found = shown_images(chosen, config.num_images)
+        found = shown_images(chosen, config.num_images, measured=measured)
     except ValueError:  # they changed, or are gone: what was measured of the run stays
         return True
     return any(found.fingerprint() == entry.fingerprint for entry in known.provenance.images)
@@ -97,8 +98,14 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     split or a teacher that was asked for and cannot be opened is an error."""
     # What somebody typed must open. What a run remembers may be gone, and the rest of the page does not need it.
     asked = config.data is not None or config.val is not None or config.split != "val"
+    options = dict(vars(config))
+    measured = None
+    # A folder of plain results names its model and its images by them.
+    if results.measured is not None and not asked:
+        measured, split = results.measured
+        options |= {"data": measured.data, "split": split}
     try:
-        chosen = ChosenData.of(results.folder, vars(config))
+        chosen = ChosenData.of(results.folder, options)
         if asked:
             shown_images(chosen, config.num_images)
     except ValueError as error:
@@ -106,7 +113,7 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             raise
         results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
         return
-    if results.images is not None and _is_measured(results.images, chosen, config):
+    if results.images is not None and _is_measured(results.images, chosen, config, measured):
         return
     started, device = time.monotonic(), pick_device(config.device)
     try:
@@ -117,8 +124,9 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             config.trust_hub,
             config.weights,
             **config.of_teacher(),
+            measured=measured,
         )
-        found = measure_strips(teacher, surrogate, chosen, config.num_images)
+        found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)
     except RunError:
         # A RunError is a ValueError too, but says something that the user has to decide.
         raise

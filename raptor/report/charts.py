@@ -103,10 +103,6 @@ class Series:
         if isinstance(self.x, int):
             self.x = list(range(self.x, self.x + len(self.y)))
 
-    def values(self, kind: Kind) -> Any:
-        """What a chart of this kind draws."""
-        return self.z if kind == "heatmap" else self.y
-
 
 @dataclass
 class Control:
@@ -170,7 +166,8 @@ class Chart:
         """The chart in words, with numbers, for readers who do not see it."""
         parts = []
         for series in self.series[:_MAX_IN_WORDS]:
-            values = finite_values(np.ravel(series.values(self.kind)).tolist())
+            drawn = series.z if self.kind == "heatmap" else series.y
+            values = finite_values(np.ravel(drawn).tolist())
             if values and self.kind == "heatmap":
                 parts.append(f"{series.name} from {number(min(values))} to {number(max(values))}")
             elif values:

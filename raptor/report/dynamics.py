@@ -101,16 +101,22 @@ def dynamics_charts(measured: DynamicsFile, phases: list[int] | None = None) -> 
     """Every chart of dynamics.json that was measured. phases: of the run, where the file has none."""
     sides = measured.sides()
     phases = measured.phases or phases
-    charts = [_depth_curves(name, sides, phases, pick) for name, pick in _CURVES.items()]
+    charts = []
+    for name, pick in _CURVES.items():
+        # A state stands at its layer, a step at the block that makes it.
+        first = int(descriptions()[name]["x"] == "block")
+        series = []
+        for side, found in sides.items():
+            spreads = pick(found)
+            for group in GROUPS:
+                if group in spreads:
+                    series.append(of_group(group, side, first, spreads[group]))
+        charts.append(described(name, series, phases=phases))
     charts += stability_charts(measured, phases)
-    charts.append(eigenvalues(sides))
-    charts += _mode_curves(sides, phases)
+    charts += _mode_charts(sides, phases)
     if measured.teacher.basins is not None:
         charts += _basin_charts(measured, phases)
     return [chart for chart in charts if chart.series]
-
-
-# Curves over depth ----------------------------------------------------------------------------------------------------
 
 
 def _speed_variance(found: DynamicsResult) -> Mapping[str, Spread]:
@@ -121,6 +127,7 @@ def _speed_variance(found: DynamicsResult) -> Mapping[str, Spread]:
     return spreads
 
 
+# A quantity along depth of every token group: over states 0..L or over blocks 1..L.
 _CURVES: dict[str, Callable[[DynamicsResult], Mapping[str, Spread]]] = {
     "dynamics-norm": lambda found: found.direction.norm,
     "dynamics-gamma": lambda found: found.direction.gamma,
@@ -134,27 +141,14 @@ _CURVES: dict[str, Callable[[DynamicsResult], Mapping[str, Spread]]] = {
 }
 
 
-def _depth_curves(
-    name: str, sides: Sides, phases: list[int] | None, pick: Callable[[DynamicsResult], Mapping[str, Spread]]
-) -> Chart:
-    """A quantity along depth, every token group of every side: over states 0..L or over blocks 1..L."""
-    # A state stands at its layer, a step at the block that makes it.
-    first = int(descriptions()[name]["x"] == "block")
-    series = []
-    for side, found in sides.items():
-        spreads = pick(found)
-        for group in GROUPS:
-            if group in spreads:
-                series.append(of_group(group, side, first, spreads[group]))
-    return described(name, series, phases=phases)
-
-
-# Modes ----------------------------------------------------------------------------------------------------------------
-
-
-def eigenvalues(sides: Sides) -> Chart:
-    """Eigenvalues on the complex plane: of one fit per image, and of the fit pooled over all images."""
-    series: list[Series] = []
+def _mode_charts(sides: Sides, phases: list[int] | None) -> list[Chart]:
+    """Eigenvalues of a fit per image and of one pooled over all images; singular values, the states rebuilt by the
+    fitted operator, and what the rank of the fit decides."""
+    planes: list[Series] = []
+    spectra: list[Series] = []
+    rebuilt: list[Series] = []
+    moduli: list[Series] = []
+    errors: list[Series] = []
     words = ""
     # The unit circle is always in view, and no point lies off the axes.
     limit = 1.0
@@ -167,33 +161,19 @@ def eigenvalues(sides: Sides) -> Chart:
             name = f"{small.name}, {_POOLED}"
             large = replace(small, name=name, x=pooled.real, y=pooled.imag, base=_POOLED, large=True)
             large.when = {"model": [side], "tokens": [group]}
-            series += [small, large]
+            planes += [small, large]
             limit = max(limit, np.abs(fitted).max(initial=0), np.abs(pooled).max(initial=0))
             if not words:
                 radius = number(float(modes.spectral_radius.mean))
                 modulus = number(float(modes.median_modulus.mean))
                 words = f"{small.name}: mean spectral radius {radius}, median modulus {modulus}"
-    reach = (-_ROOM * float(limit), _ROOM * float(limit))
-    real = Axis("real part of λ", range=reach)
-    imaginary = Axis("imaginary part of λ", range=reach)
-    return described("eigenvalues", series, alt=words, x=real, y=imaginary)
-
-
-def _mode_curves(sides: Sides, phases: list[int] | None) -> list[Chart]:
-    """Singular values, the states rebuilt by the fitted operator, and what the rank of the fit decides."""
-    spectra: list[Series] = []
-    rebuilt: list[Series] = []
-    moduli: list[Series] = []
-    errors: list[Series] = []
-    for side, found in sides.items():
-        for group, modes in found.modes.groups.items():
             # Shares of the largest one, because norms of mean states say nothing here.
             values = modes.singular_values.mean
             spectra.append(of_group(group, side, 1, values / (values[0] or 1.0)))
             rebuilt.append(of_group(group, side, 0, modes.reconstruction_error.mean))
             if side == "teacher":
-                pooled = of_group(group, "null", 0, modes.pooled.reconstruction_error.mean, tokens=[group])
-                rebuilt.append(replace(pooled, name="one pooled fit", base="one pooled fit"))
+                once = of_group(group, "null", 0, modes.pooled.reconstruction_error.mean, tokens=[group])
+                rebuilt.append(replace(once, name="one pooled fit", base="one pooled fit"))
             ranks = sorted(modes.sweep)
             if ranks:
                 median = [modes.sweep[r]["median_modulus"].mean for r in ranks]
@@ -201,16 +181,17 @@ def _mode_curves(sides: Sides, phases: list[int] | None) -> list[Chart]:
                 # Layer 0 is where the fit starts, so its error says nothing about the steps.
                 error = [float(np.mean(modes.sweep[r]["reconstruction_error"].mean[1:])) for r in ranks]
                 errors.append(of_group(group, side, ranks, error))
+    reach = (-_ROOM * float(limit), _ROOM * float(limit))
+    real = Axis("real part of λ", range=reach)
+    imaginary = Axis("imaginary part of λ", range=reach)
     rank = next(iter(sides["teacher"].modes.groups.values())).rank
     return [
+        described("eigenvalues", planes, alt=words, x=real, y=imaginary),
         described("singular-values", spectra),
         described("reconstruction", rebuilt, {"rank": rank}, phases=phases),
         described("rank-sweep", moduli),
         described("rank-sweep-error", errors),
     ]
-
-
-# Basins ---------------------------------------------------------------------------------------------------------------
 
 
 def _basin_charts(measured: DynamicsFile, phases: list[int] | None) -> list[Chart]:

@@ -5,7 +5,7 @@ Verdict, worst images, curves with null models, stitching, rate and distortion, 
 
 from __future__ import annotations
 
-from raptor.certificate.certificate import Certificate, Table
+from raptor.certificate.certificate import Certificate
 from raptor.certificate.error_curves import Array, Curves
 from raptor.certificate.rate import Complexity
 from raptor.certificate.verdict import Verdict
@@ -39,32 +39,49 @@ def fidelity(results: Results) -> Section:
         return section
     section.controls = [group_control(results.curves.groups)]
     section.controls[0].start = "all"
+    body = section.body
     if results.verdict is not None:
-        section.body += _verdict(results.verdict, certificate)
-    if certificate is not None:
-        section.body += _worst_images(certificate)
-    section.body.append(
+        body += _verdict(results.verdict, certificate)
+    if certificate is not None and certificate.definition is not None:
+        shown = []
+        for image in certificate.definition.hardest:
+            if image.picture:  # `certify` in Python gives none
+                words = f"{image.name}: {image.error:.3f} at layer {certificate.definition.layer}"
+                shown.append((image.name, [image.picture], words))
+        if shown:
+            body += [part("Worst images", _WORST), pictures(shown)]
+    body.append(
         part("Layer by layer", "Look for the layer where a curve leaves its best value, or meets a null model.")
     )
-    section.body += error_curves(results.curves, certificate, results.phase_lengths)
+    body += error_curves(results.curves, certificate, results.phase_lengths)
     if certificate is not None and certificate.stitching is not None:
         found = certificate.stitching
         words = f"{_sentence(found.line())} Measured on {found.num_images:,} images."
-        section.body += [part("Where the error is made", words), *_stitching_charts(certificate)]
+        body += [part("Where the error is made", words), *_stitching_charts(certificate)]
     if results.complexity is not None:
         words = " ".join(map(_sentence, results.complexity.lines()))
-        section.body += [part("Rate and distortion", words), *rate_charts(results.complexity)]
+        body += [part("Rate and distortion", words), *rate_charts(results.complexity)]
     if certificate is None:
         section.hint = "raptor evaluate"
         section.hint_reason = "Null models, intervals, costs and run time come with the certificate:"
     else:
         if certificate.shift:
-            section.body += [part("Other images", _SHIFT), table(*certificate.shift_table())]
-        section.body.append(part("Scores and costs", "Tied blocks save parameters, not time: compare both rows."))
-        section.body += [table(head, rows) for head, rows in certificate.tables()]
-    section.body += _own_scores(results)
+            body += [part("Other images", _SHIFT), table(*certificate.shift_table())]
+        body.append(part("Scores and costs", "Tied blocks save parameters, not time: compare both rows."))
+        body += [table(head, rows) for head, rows in certificate.tables()]
+    if results.distilled is not None:
+        scores = results.distilled.validation
+        lines = []
+        for share, by in (
+            (scores.recovery_head, scores.head or "the head of the teacher"),
+            (scores.recovery, "a ridge probe fitted to each side"),
+        ):
+            if share is not None:
+                lines.append(f"accuracy kept on the run's validation images, by {by}: {percent(share)}")
+        if lines:
+            body.append(bullet_list(lines))
     if certificate is not None:
-        section.body.append(bullet_list([certificate.source(), *certificate.notes]))
+        body.append(bullet_list([certificate.source(), *certificate.notes]))
     return section
 
 
@@ -79,12 +96,6 @@ def _verdict(judged: Verdict, certificate: Certificate | None) -> list[str | Cha
     body.append(paragraph(_sentence(judged.lines()[0]), "caption"))
     if certificate is not None and certificate.conditioning is not None:
         body.append(paragraph(_sentence(certificate.conditioning.line()), "caption"))
-    body.append(table(*_groups(judged)))
-    return body
-
-
-def _groups(judged: Verdict) -> Table:
-    head = ["tokens", "R² at the last layer, 95 % interval", "lowest R²", "null models, last layer", "ahead of all"]
     rows = []
     for name, group in judged.groups.items():
         ahead = "–"
@@ -92,34 +103,9 @@ def _groups(judged: Verdict) -> Table:
             ahead = f"at {group.layers_ahead} of {judged.num_layers} layers"
         lowest = f"{group.r2_lowest} at layer {group.lowest_layer}"
         rows.append([GROUP_NAMES.get(name, name), str(group.r2_last), lowest, group.compared() or "–", ahead])
-    return head, rows
-
-
-def _worst_images(certificate: Certificate) -> list[str | Chart]:
-    """The images that the surrogate follows least, with their pictures."""
-    shown = []
-    if certificate.definition is not None:
-        for image in certificate.definition.hardest:
-            if image.picture:  # `certify` in Python gives none
-                words = f"{image.name}: {image.error:.3f} at layer {certificate.definition.layer}"
-                shown.append((image.name, [image.picture], words))
-    if not shown:
-        return []
-    return [part("Worst images", _WORST), pictures(shown)]
-
-
-def _own_scores(results: Results) -> list[str]:
-    """Accuracy kept on the run's own validation images, by one head and by a probe fitted to each side."""
-    lines = []
-    if results.distilled is not None:
-        found = results.distilled.validation
-        where = "on the run's validation images"
-        if found.recovery_head is not None:
-            head = found.head or "the head of the teacher"
-            lines.append(f"accuracy kept {where}, by {head}: {percent(found.recovery_head)}")
-        if found.recovery is not None:
-            lines.append(f"accuracy kept {where}, by a ridge probe fitted to each side: {percent(found.recovery)}")
-    return [bullet_list(lines)] if lines else []
+    head = ["tokens", "R² at the last layer, 95 % interval", "lowest R²", "null models, last layer", "ahead of all"]
+    body.append(table(head, rows))
+    return body
 
 
 def _sentence(words: str) -> str:

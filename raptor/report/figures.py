@@ -86,10 +86,22 @@ def on_paper(name: str, charts: Iterable[Chart], source: str = "") -> Figure | N
         is_choice = len(control.options) > 1 and not control.slider  # a path on paper is drawn through all of depth
         if is_choice and len(values) == 1:
             title += f", {control.label.lower()} {dict(control.options)[values[0]]}"
-    panels = []
-    columns = _values(chart, about.columns, chosen)
+    labels: dict[str, str] = dict(GROUP_NAMES)
+    for control in chart.controls:
+        labels |= dict(control.options)
+    panels: list[list[Chart | None]] = []
     for row in _values(chart, about.rows, chosen):
-        panels.append([_panel(chart, about, column, row, chosen) for column in columns])
+        panels.append([])
+        for column in _values(chart, about.columns, chosen):
+            one = {about.columns: [column]}
+            if about.rows:
+                one[about.rows] = [row]
+            names = [labels.get(value, value) for (value,) in one.values()]
+            panel = replace(chart.only(**{**chosen, **one}), title=", ".join(names))
+            if about.rows == "model":  # the title names the side
+                panel.series = [replace(series, name=series.base or series.name, side="") for series in panel.series]
+            # One side may lack what another has, and its place stays empty.
+            panels[-1].append(panel if panel.series else None)
     return Figure(panels, title, about.size, same_y=about.same_y, source=source)
 
 
@@ -102,26 +114,4 @@ def _values(chart: Chart, control: str, chosen: Mapping[str, list[str]]) -> list
         found |= dict.fromkeys(series.when.get(control, []))
     # All groups together are a choice of the page. On paper they would repeat the panels.
     found.pop(EVERY, None)
-    asked = chosen.get(control, found)
-    return [value for value in asked if value in found]
-
-
-def _panel(chart: Chart, about: OnPaper, column: str, row: str, chosen: Mapping[str, list[str]]) -> Chart | None:
-    """The chart with one value of each chooser that became panels, under the names of these values."""
-    values = dict(chosen)
-    labels: dict[str, str] = dict(GROUP_NAMES)
-    for control in chart.controls:
-        labels |= dict(control.options)
-    names = []
-    for name, value in ((about.columns, column), (about.rows, row)):
-        if name:
-            values[name] = [value]
-            names.append(labels.get(value, value))
-    panel = replace(chart.only(**values), title=", ".join(names))
-    # One side may lack what another has, and its place stays empty.
-    if not panel.series:
-        return None
-    if about.rows == "model":  # the title names the side
-        for i, series in enumerate(panel.series):
-            panel.series[i] = replace(series, name=series.base or series.name, side="")
-    return panel
+    return [value for value in chosen.get(control, found) if value in found]

@@ -107,7 +107,10 @@ def look_inside(
             heads.append(pattern_htt[:, queries, where].mean(1))
             means.append(pattern_htt.mean(0))
         rolled = torch.stack(rollout(means))
-        found.attention = _stacked(heads)
+        # Some blocks may have fewer heads than others: nan stands in their place.
+        found.attention = torch.full((num, max(map(len, heads)), heads[0].shape[-1]), torch.nan)
+        for row, pattern_hp in enumerate(heads):
+            found.attention[row, : len(pattern_hp)] = pattern_hp.cpu()
         # The same queries as in the maps beside it.
         found.rollout = rolled[:, queries, where].mean(1).cpu()
     if "lens" in what:
@@ -173,56 +176,41 @@ def draw_attention(found: InsideImage) -> Any:
     """A row per layer: the attention of each head, and the rollout up to this layer."""
     assert found.attention is not None and found.rollout is not None
     num_heads = found.attention.shape[1]
-    columns = ["image"]
-    for head in range(num_heads):
-        columns.append(f"head {head + 1}")
-    columns.append("rollout")
-    figure, axes = _cells(len(found.layers), columns)
-    for cells, layer in zip(axes, found.layers):
-        _show_picture(cells[0], found, f"block {layer}")
-        for head in range(num_heads):
-            weights_p = found.attention[layer - 1, head]
-            # This block may have fewer heads than others.
-            if not weights_p.isnan().any():
-                _show_map(cells[1 + head], weights_p, found.grid)
-                cells[1 + head].set_xlabel(f"{float(weights_p.sum()):.0%}", fontsize=7, labelpad=1)
-        _show_map(cells[-1], found.rollout[layer - 1], found.grid)
+    rows = []
+    for layer in found.layers:
+        cells: list[tuple[Tensor | None, str]] = []
+        for weights_p in found.attention[layer - 1]:
+            if weights_p.isnan().any():  # this block has fewer heads than others
+                cells.append((None, ""))
+            else:
+                cells.append((weights_p, f"{float(weights_p.sum()):.0%}"))
+        rows.append((f"block {layer}", [*cells, (found.rollout[layer - 1], "")]))
     whose = {"cls": "the cls token attends", "patches": "the patches attend (mean)"}[found.query]
-    figure.suptitle(f"{found.name}: where {whose}. Each map has its own scale; % is what falls on patches")
-    return figure
+    title = f"{found.name}: where {whose}. Each map has its own scale; % is what falls on patches"
+    return _draw_grid(found, title, [*(f"head {head + 1}" for head in range(num_heads)), "rollout"], rows)
 
 
 def draw_pca(found: InsideImage) -> Any:
     """Three principal components of the patches as colours: of all, and of the object's as in DINOv2's paper."""
-    columns = ["image", *(f"layer {layer}" for layer in found.layers)]
-    figure, axes = _cells(2, columns)
     shown = list(found.patches[found.layers])
     colours, _, explained = teacher_colours([patches_pd[None] for patches_pd in shown])
-    _show_picture(axes[0][0], found, "all patches")
-    _show_picture(axes[1][0], found, "object")
     # The last layer tells the object: the sign of a component, and so its side, would differ between layers.
     of_object = object_colours(shown, foreground(found.patches[-1], found.grid))
-    for column in range(len(shown)):
-        _show_colours(axes[0][column + 1], colours[column][0], found.grid)
-        axes[0][column + 1].set_xlabel(f"{explained[column]:.0%} of variance", fontsize=7, labelpad=1)
-        _show_colours(axes[1][column + 1], of_object[column], found.grid)
-    figure.suptitle(f"{found.name}: three principal components of the patches, after the final norm")
-    return figure
+    whole = [(colours_npc[0], f"{share:.0%} of variance") for colours_npc, share in zip(colours, explained)]
+    rows = [("all patches", whole), ("object", [(colours_pc, "") for colours_pc in of_object])]
+    title = f"{found.name}: three principal components of the patches, after the final norm"
+    return _draw_grid(found, title, [f"layer {layer}" for layer in found.layers], rows)
 
 
 def draw_turn(found: InsideImage) -> Any:
     """By how many degrees each block turns each patch, on one scale."""
-    columns = ["image", *(f"block {layer}" for layer in found.layers)]
-    figure, axes = _cells(1, columns)
-    _show_picture(axes[0][0], found, "")
     shown = found.turns[np.array(found.layers) - 1]
+    cells = [(turns_p, f"mean {float(turns_p.mean()):.0f}°") for turns_p in shown]
     # One patch may turn far more than the others, which would all be black.
     most = float(torch.quantile(shown, 0.99))
-    for column, turns_p in enumerate(shown, start=1):
-        image = _show_map(axes[0][column], turns_p, found.grid, most)
-        axes[0][column].set_xlabel(f"mean {float(turns_p.mean()):.0f}°", fontsize=7, labelpad=1)
-    figure.colorbar(image, ax=list(axes[0]), label="turn in one block (°)", shrink=0.8)
-    figure.suptitle(f"{found.name}: which patches still turn")
+    columns = [f"block {layer}" for layer in found.layers]
+    figure = _draw_grid(found, f"{found.name}: which patches still turn", columns, [("", cells)], most)
+    figure.colorbar(figure.axes[-1].images[0], ax=list(figure.axes), label="turn in one block (°)", shrink=0.8)
     return figure
 
 
@@ -249,37 +237,32 @@ def draw_lens(found: InsideImage) -> Any:
     return figure
 
 
-def _stacked(patterns: Sequence[Tensor]) -> Tensor:
-    """Patterns (heads, P) of blocks, nan in the place of heads that some blocks do not have."""
-    num_heads = max(len(pattern) for pattern in patterns)
-    found = torch.full((len(patterns), num_heads, patterns[0].shape[-1]), torch.nan)
-    for row, pattern in enumerate(patterns):
-        found[row, : len(pattern)] = pattern.cpu()
-    return found
+def _draw_grid(
+    found: InsideImage,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[tuple[Tensor | None, str]]]],
+    most: float | None = None,
+) -> Any:
+    """Rows of maps, each beside the image and under a name: numbers (P,) or colours (P, 3) of the patches, and words.
 
-
-def _cells(num_rows: int, columns: Sequence[str]) -> tuple[Any, Any]:
-    """A figure of empty square cells with a title above each column."""
+    most: the end of the scale of all maps of numbers; each has its own without it.
+    """
     plt = use_style()
-    size = (_CELL * len(columns) + 0.4, _CELL * num_rows + 0.6)
-    figure, axes = plt.subplots(num_rows, len(columns), figsize=size, squeeze=False)
+    size = (_CELL * (len(columns) + 1) + 0.4, _CELL * len(rows) + 0.6)
+    figure, axes = plt.subplots(len(rows), len(columns) + 1, figsize=size, squeeze=False)
     for cell in axes.flat:
         cell.set(xticks=[], yticks=[])
-        for side in cell.spines.values():
-            side.set_visible(False)
-    for cell, title in zip(axes[0], columns):
-        cell.set_title(title, fontsize=8)
-    return figure, axes
-
-
-def _show_picture(cell: Any, found: InsideImage, text: str) -> None:
-    cell.imshow(found.picture)
-    cell.set_ylabel(text, fontsize=8)
-
-
-def _show_map(cell: Any, values_p: Tensor, grid: tuple[int, int], most: float | None = None) -> Any:
-    return cell.imshow(values_p.reshape(grid).numpy(), cmap="inferno", vmin=0, vmax=most, interpolation="nearest")
-
-
-def _show_colours(cell: Any, colours_pc: Tensor, grid: tuple[int, int]) -> None:
-    cell.imshow(colours_pc.reshape(*grid, 3).numpy(), interpolation="nearest")
+        cell.spines[:].set_visible(False)
+    for cell, name in zip(axes[0], ["image", *columns]):
+        cell.set_title(name, fontsize=8)
+    for (first, *others), (name, maps) in zip(axes, rows):
+        first.imshow(found.picture)
+        first.set_ylabel(name, fontsize=8)
+        for cell, (values, words) in zip(others, maps):
+            if values is not None:
+                pixels = values.unflatten(0, found.grid).numpy()
+                cell.imshow(pixels, cmap="inferno", vmin=0, vmax=most, interpolation="nearest")
+            cell.set_xlabel(words, fontsize=7, labelpad=1)
+    figure.suptitle(title)
+    return figure

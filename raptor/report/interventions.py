@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -46,11 +45,9 @@ def intervention_charts(measured: InterventionsFile) -> list[Chart]:
     conditioning = ""
     for side, found in measured.sides().items():
         swaps = found.swaps
-        cuts = {"phases": list(swaps.phases)}
         for measure, values in _measures(swaps.angle, swaps.agreement).items():
-            unit = _UNITS.get(measure, _TURN)
-            when = {"model": [side], "measure": [measure]}
-            swapped.append(Series(side, z=swaps.matrix(values.mean), cuts=cuts, unit=unit, when=when))
+            matrix = Series(side, z=swaps.matrix(values.mean), cuts={"phases": list(swaps.phases)})
+            swapped.append(_of_measure(matrix, side, measure))
         compared = swaps.compare(swaps.angle["all"].mean)
         words = words or (
             f"Turn of the last state when two blocks are swapped: {number(compared['within'])} radians within a "
@@ -60,24 +57,19 @@ def intervention_charts(measured: InterventionsFile) -> list[Chart]:
         for j, length in enumerate(repetition.phases):
             # Phases differ in length: runs are compared by their share of it.
             ratio = (np.array(repetition.counts[j]) / length).tolist()
-            kept = None
-            if repetition.agreement is not None:
-                kept = repetition.agreement[j]
+            kept = None if repetition.agreement is None else repetition.agreement[j]
+            name = f"phase {j + 1} ({length} blocks)"
             for measure, values in _measures(repetition.angle[j], kept).items():
-                name = f"phase {j + 1} ({length} blocks)"
-                line = _line(name, side, ratio, values.mean, measure, f"palette-{j}")
-                line.base = name
-                repeated.append(line)
+                line = Series(name, ratio, values.mean, colour=f"palette-{j}", side=side, base=name)
+                repeated.append(_of_measure(line, side, measure))
         beyond = found.extrapolation
         if beyond is not None:
             conditioning = beyond.conditioning
             spreads = {"turn": beyond.angle["all"], "speed": beyond.speed["all"], "norm": beyond.norm["all"]}
-            if beyond.agreement is not None:
-                spreads["agreement"] = Spread(100 * beyond.agreement.mean)
-            for measure, spread in spreads.items():
+            for measure, spread in (spreads | _measures({}, beyond.agreement)).items():
                 # The last layer itself has no speed, so a speed has one value fewer.
-                layers = beyond.layers[-len(spread.mean) :]
-                past.append(_line(side, side, layers, spread, measure, f"side-{side}"))
+                line = Series(side, beyond.layers[-len(spread.mean) :], spread, colour=f"side-{side}", side=side)
+                past.append(_of_measure(line, side, measure))
     outlines = Control("k", "Phases", [("phases", "phases")], "phases")
     charts = [
         described("swaps", swapped, alt=words, controls=[*_choosers(swapped, "turn_all"), outlines]),
@@ -89,25 +81,23 @@ def intervention_charts(measured: InterventionsFile) -> list[Chart]:
 
 def _measures(angle: Mapping[str, Spread], agreement: Spread | None) -> dict[str, Spread]:
     """Measure -> its values: turns by token group, and predictions kept in percent."""
-    found = {}
-    for group, spread in angle.items():
-        found[f"turn_{group}"] = spread
+    found = {f"turn_{group}": spread for group, spread in angle.items()}
     if agreement is not None:
         found["agreement"] = Spread(100 * np.asarray(agreement.mean))
     return found
 
 
-def _line(name: str, side: str, x: list[Any], y: Any, measure: str, colour: str) -> Series:
-    when = {"model": [side], "measure": [measure]}
-    return Series(name, x, y, colour=colour, side=side, unit=_UNITS.get(measure, _TURN), when=when)
+def _of_measure(series: Series, side: str, measure: str) -> Series:
+    """A series that is shown with its side and its measure."""
+    series.unit = _UNITS.get(measure, _TURN)
+    series.when = {"model": [side], "measure": [measure]}
+    return series
 
 
 def _choosers(series: list[Series], start: str) -> list[Control]:
     """Choosers of the model, and of the measures that every model has."""
     model = chooser("model", "Model", series)
-    names = {}
-    for group, words in GROUP_NAMES.items():
-        names[f"turn_{group}"] = f"turn of {words}"
+    names = {f"turn_{group}": f"turn of {words}" for group, words in GROUP_NAMES.items()}
     measure = chooser("measure", "Measure", series, names, start)
     # `agreement` is missing where clean predictions hardly vary, and the chart of that model would be empty.
     for side, _ in model.options:

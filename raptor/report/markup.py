@@ -106,21 +106,18 @@ def depth_drawing(num_layers: int, phases: Sequence[int] | None) -> str:
         words += f" in {cut.k} phases: {cut}"
         height = 212
         for j, (first, last) in enumerate(cut.spans):
+            # A bracket under the blocks of a phase, and below it the block that repeats.
             start = left + (first - 1) * step + gap / 2
             end = left + last * step - gap / 2
-            drawing += _tied_block(j, start, end, last - first + 1)
+            middle = (start + end) / 2
+            drawing += (
+                f'<path class="bracket" d="M{start:.1f} 88 v10 H{end:.1f} v-10 M{middle:.1f} 98 v18"/>'
+                f'<rect class="phase-{j % _PHASE_COLOURS}" x="{middle - 30:.1f}" y="120" width="60" height="56" '
+                f'rx="12"/>'
+                f'<text x="{middle:.1f}" y="154">B{j + 1}</text>'
+                f'<text class="count" x="{middle:.1f}" y="200">× {last - first + 1}</text>'
+            )
     return f'<svg class="depth" viewBox="0 0 1000 {height}" role="img" aria-label="{escape(words)}">{drawing}</svg>'
-
-
-def _tied_block(phase: int, start: float, end: float, count: int) -> str:
-    """A bracket under the blocks of a phase, and below it the block that repeats."""
-    middle = (start + end) / 2
-    return (
-        f'<path class="bracket" d="M{start:.1f} 88 v10 H{end:.1f} v-10 M{middle:.1f} 98 v18"/>'
-        f'<rect class="phase-{phase % _PHASE_COLOURS}" x="{middle - 30:.1f}" y="120" width="60" height="56" rx="12"/>'
-        f'<text x="{middle:.1f}" y="154">B{phase + 1}</text>'
-        f'<text class="count" x="{middle:.1f}" y="200">× {count}</text>'
-    )
 
 
 def safe_json(value: Any) -> str:

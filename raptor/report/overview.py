@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from html import escape
 
 from raptor.certificate.definition import Definition
 from raptor.certificate.verdict import NULL_WORDS, Verdict, images_of
-from raptor.dynamics.measure import DynamicsFile
 from raptor.phases.cut import within_and_across
 from raptor.phases.study import ModelPhases
 from raptor.report.charts import Section, finite_values, number, percent
@@ -92,52 +90,61 @@ def _verdict(results: Results) -> str:
         return _surrogate_verdict(results)
     if results.phases and results.phases.models:
         return _phases_verdict(results.phases.models[0], results.phase_lengths)
-    if results.dynamics:
-        return _dynamics_verdict(results.dynamics)
-    return f"This run holds {', '.join(results.files())}."
+    if results.dynamics is None:
+        return f"This run holds {', '.join(results.files())}."
+    direction = results.dynamics.teacher.direction
+    norm = direction.norm["all"].mean
+    first = int((direction.gamma["all"].mean >= _NEAR_END).argmax())  # the last state is at a cosine of 1 with itself
+    return (
+        f"From layer 0 to layer {len(norm) - 1} the norm of a token goes from {number(norm[0])} to {number(norm[-1])}, "
+        f"and its direction comes within a cosine of .9 of its final one at layer {first}."
+    )
 
 
-@dataclass
-class _Scores:
-    """Predictions of both sides on images of one split; None where there is no head or there are no labels."""
+def _scores(results: Results) -> tuple[Mapping[str, float | None], Mapping[str, float], str]:
+    """`agreement`, `teacher_accuracy` and `surrogate_accuracy` as far as they are known, their floors, and the split.
 
-    agreement: float | None = None
-    teacher: float | None = None
-    surrogate: float | None = None
-    split: str = "val"
-    floors: Mapping[str, float] = field(default_factory=dict)
-
-
-def _scores(results: Results) -> _Scores:
-    """Scores of the certificate, else of the run's validation. They are never mixed: their images may differ."""
+    Of the certificate, else of the run's validation. They are never mixed: their images may differ.
+    """
     certificate, summary = results.certificate, results.distilled
     if certificate is not None:
         values = {name: prediction.value for name, prediction in certificate.predictions.items()}
-        teacher, surrogate = values.get("teacher_accuracy"), values.get("surrogate_accuracy")
-        return _Scores(values.get("agreement"), teacher, surrogate, certificate.split, certificate.floors)
-    if summary is not None:
-        found = summary.validation
-        return _Scores(found.agreement, found.teacher_accuracy, found.accuracy, summary.split)
-    return _Scores()
+        return values, certificate.floors, certificate.split
+    if summary is None:
+        return {}, {}, "val"
+    found = summary.validation
+    values = {"teacher_accuracy": found.teacher_accuracy, "surrogate_accuracy": found.accuracy}
+    return {"agreement": found.agreement, **values}, {}, summary.split
 
 
 def _surrogate_verdict(results: Results) -> str:
     lengths = results.phase_lengths or []
     name = results.facts.name if results.facts else "the model"
-    if len(lengths) == 1:
-        blocks = "One tied block stands in"
-    else:
+    blocks = "One tied block stands in"
+    if len(lengths) != 1:
         count = str(len(lengths))
         if len(lengths) < len(COUNTS):
             count = COUNTS[len(lengths)]
         blocks = f"{count} tied blocks ({' | '.join(map(str, lengths))}) stand in"
-    parts = _curve_words(results)
-    scores = _scores(results)
-    if scores.agreement is not None:
-        same = f"the same prediction on {percent(scores.agreement)} of {images_of(scores.split)}"
+    parts = []
+    if results.curves is not None:
+        r2 = finite_values(results.curves.r2["all"])
+        relative = finite_values(results.curves.relative["all"])
+        if r2 and min(r2) == r2[-1]:
+            parts.append(f"R² {r2[-1]:z.2f} at the last layer, its lowest")
+        elif r2 and f"{min(r2):z.2f}" == f"{r2[-1]:z.2f}":  # the same number twice would read as a mistake
+            parts.append(f"R² at least {min(r2):z.2f} at every layer")
+        elif r2:
+            parts.append(f"R² {r2[-1]:z.2f} at the last layer and at least {min(r2):z.2f} at every other")
+        if relative:
+            parts.append(f"relative error at most {max(relative):.2f} at any layer")
+    scores, floors, split = _scores(results)
+    agreement = scores.get("agreement")
+    if agreement is not None:
+        same = f"the same prediction on {percent(agreement)} of {images_of(split)}"
         # A share says little without what one class for all images would get.
-        if "agreement" in scores.floors:
-            same += f" (one class for all: {percent(scores.floors['agreement'])})"
+        if "agreement" in floors:
+            same += f" (one class for all: {percent(floors['agreement'])})"
         parts.append(same)
     if results.certificate is not None:
         teacher = results.certificate.costs["teacher"]
@@ -147,23 +154,6 @@ def _surrogate_verdict(results: Results) -> str:
         flops = surrogate.flops / teacher.flops
         parts.append(f"{parameters:.2f} times the block parameters and {flops:.2f} times the FLOPs")
     return f"{blocks} for the {sum(lengths)} blocks of {name}: {'; '.join(parts)}."
-
-
-def _curve_words(results: Results) -> list[str]:
-    if results.curves is None:
-        return []
-    parts = []
-    r2 = finite_values(results.curves.r2["all"])
-    relative = finite_values(results.curves.relative["all"])
-    if r2 and min(r2) == r2[-1]:
-        parts.append(f"R² {r2[-1]:z.2f} at the last layer, its lowest")
-    elif r2 and f"{min(r2):z.2f}" == f"{r2[-1]:z.2f}":  # the same number twice would read as a mistake
-        parts.append(f"R² at least {min(r2):z.2f} at every layer")
-    elif r2:
-        parts.append(f"R² {r2[-1]:z.2f} at the last layer and at least {min(r2):z.2f} at every other")
-    if relative:
-        parts.append(f"relative error at most {max(relative):.2f} at any layer")
-    return parts
 
 
 def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
@@ -181,17 +171,6 @@ def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
     if entry.is_gradual:
         return f"{blocks} change gradually. Cut into {cut}: {means}"
     return f"{blocks} fall into {cut}: {means}"
-
-
-def _dynamics_verdict(dynamics: DynamicsFile) -> str:
-    direction = dynamics.teacher.direction
-    norm = direction.norm["all"].mean
-    gamma = direction.gamma["all"].mean
-    first = int((gamma >= _NEAR_END).argmax())  # the last state is at a cosine of 1 with itself
-    return (
-        f"From layer 0 to layer {len(norm) - 1} the norm of a token goes from {number(norm[0])} to {number(norm[-1])}, "
-        f"and its direction comes within a cosine of .9 of its final one at layer {first}."
-    )
 
 
 # Drawing and cards ----------------------------------------------------------------------------------------------------
@@ -215,11 +194,12 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
             items.append((f"{r2[-1]:z.3f}", "R², last layer", f"lowest {min(r2):z.3f}"))
     elif results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
-    scores = _scores(results)
+    scores, floors, _ = _scores(results)
+    of_teacher, own = scores.get("teacher_accuracy"), scores.get("surrogate_accuracy")
     # A teacher that is never right leaves no share to keep.
-    if scores.teacher and scores.surrogate is not None:
-        kept = f"{percent(scores.surrogate)} of {percent(scores.teacher)}"
-        if "accuracy" in scores.floors:
-            kept += f"; one class for all keeps {percent(scores.floors['accuracy'] / scores.teacher)}"
-        items.append((percent(scores.surrogate / scores.teacher), "accuracy kept", kept))
+    if of_teacher and own is not None:
+        kept = f"{percent(own)} of {percent(of_teacher)}"
+        if "accuracy" in floors:
+            kept += f"; one class for all keeps {percent(floors['accuracy'] / of_teacher)}"
+        items.append((percent(own / of_teacher), "accuracy kept", kept))
     return items

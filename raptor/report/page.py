@@ -94,11 +94,8 @@ def _section(section: Section) -> str:
         parts.append(f'<div class="controls" data-section="{section.id}"></div>')  # page.js fills it
     # Charts that follow each other share a grid, and text between them ends it.
     for is_chart, body in groupby(section.body, key=lambda one: isinstance(one, Chart)):
-        if is_chart:
-            charts = "".join(_chart(chart) for chart in body if isinstance(chart, Chart))
-            parts.append(f'<div class="grid">{charts}</div>')
-        else:
-            parts += map(str, body)
+        pieces = "".join(_chart(one) if isinstance(one, Chart) else one for one in body)
+        parts.append(f'<div class="grid">{pieces}</div>' if is_chart else pieces)
     if section.hint:
         reason = escape(section.hint_reason or "Not measured in this run.")
         parts.append(f'<p class="hint">{reason} Add it with <code>{escape(section.hint)}</code></p>')

@@ -7,7 +7,7 @@ Every chart is drawn from its description alone. Colours, dashes and markers are
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -57,25 +57,34 @@ def draw(figure: Figure) -> Any:
     num_columns = max(len(row) for row in figure.panels)
     width, height = figure.size
     heights = figure.heights or [height] * len(figure.panels)
-    legend = _Legend(figure)
-    maps = _Maps(figure)
+    charts = [chart for row in figure.panels for chart in row if chart is not None]
+    # Maps of one unit share a colour scale and a colour bar.
+    limits: dict[str, tuple[float, float]] = {}
+    for chart in charts:
+        if chart.kind == "heatmap":
+            low, high = limits.get(chart.series[0].unit, (np.inf, -np.inf))
+            matrix = np.asarray(chart.series[0].z)
+            limits[chart.series[0].unit] = (min(low, np.nanmin(matrix)), max(high, np.nanmax(matrix)))
+    maps: dict[str, list[tuple[Any, Any]]] = {unit: [] for unit in limits}
     # Only inside, so that the settings of the user's own figures stay.
     with rc_context(STYLE):  # type: ignore[arg-type]
         canvas = Canvas(figsize=(width * num_columns, sum(heights)), layout="constrained")
         axes = canvas.subplots(
             len(heights), num_columns, squeeze=False, height_ratios=heights, sharey="row" if figure.same_y else "none"
         )
-        for row, charts in zip(axes, figure.panels):
-            for ax, chart in zip_longest(row, charts):
-                if chart is None:
+        for row, panels in zip(axes, figure.panels):
+            for ax, panel in zip_longest(row, panels):
+                if panel is None:
                     ax.set_axis_off()
-                elif chart.kind == "heatmap":
-                    maps.draw(ax, chart)
+                elif panel.kind == "heatmap":
+                    unit = panel.series[0].unit
+                    maps[unit].append((ax, _draw_map(ax, panel, limits[unit])))
                 else:
-                    _DRAWERS[chart.kind](ax, chart, legend)
-        maps.draw_colour_bars(canvas)
+                    _DRAWERS[panel.kind](ax, panel)
+        for unit, drawn in maps.items():
+            canvas.colorbar(drawn[0][1], ax=[ax for ax, _ in drawn], shrink=0.7, label=unit, aspect=30)
         _write_title(canvas, figure)
-        legend.draw(canvas)
+        _draw_legend(canvas, charts)
     return canvas
 
 
@@ -94,17 +103,18 @@ def _write_title(canvas: Any, figure: Figure) -> None:
         canvas.suptitle(text, fontsize=size, color=colour)
 
 
-def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
+def _draw_lines(ax: Any, chart: Chart) -> None:
     for i, series in enumerate(chart.series):
-        style = _curve_style(series)
-        (line,) = ax.plot(series.x, series.y, **style)
-        legend.add(series, line, style)
+        style = _style(chart, series)
+        ax.plot(series.x, series.y, label=_label(series), **style)
         if series.lower is not None:
             # Two bands of one colour lie over each other: the surrogate's is hardly seen beside its dashed curve.
             alpha = 0.08 if series.side == "surrogate" else 0.18
             ax.fill_between(series.x, series.lower, series.upper, color=style["color"], alpha=alpha, linewidth=0)
-        if series.text is not None:
-            _write_beside(ax, series, is_above=i % 2 == 0)
+        # Words above one curve and below the next do not meet.
+        offset, edge = ((4, "bottom"), (-4, "top"))[i % 2]
+        for x, y, text in zip(series.x, series.y, series.text or []):
+            ax.annotate(text, (x, y), (0, offset), textcoords="offset points", ha="center", va=edge, fontsize=7)
     phase_lines(ax, _boundaries(chart), chart.offset)
     if chart.level is not None:
         ax.axhline(chart.level, color=_GREY, linestyle=":", linewidth=1)
@@ -114,23 +124,9 @@ def _draw_lines(ax: Any, chart: Chart, legend: _Legend) -> None:
     ax.grid(axis="y")
 
 
-def _write_beside(ax: Any, series: Series, is_above: bool) -> None:
-    """The words of each point. Above one curve and below the next, so that words of two curves do not meet."""
-    offset, edge = (4, "bottom") if is_above else (-4, "top")
-    for x, y, text in zip(series.x, series.y, series.text or []):
-        ax.annotate(text, (x, y), (0, offset), textcoords="offset points", ha="center", va=edge, fontsize=7)
-
-
-def _draw_points(ax: Any, chart: Chart, legend: _Legend) -> None:
+def _draw_points(ax: Any, chart: Chart) -> None:
     for series in chart.series:
-        colour = _colour(series.colour)
-        style = {"linestyle": "none", "marker": ".", "markersize": 3.0, "color": colour, "markeredgewidth": 0}
-        alpha = 0.35
-        if series.large:
-            style |= {"marker": "D", "markersize": 5.0, "markerfacecolor": "white", "markeredgewidth": 1}
-            alpha = 1
-        (points,) = ax.plot(series.x, series.y, alpha=alpha, **style)
-        legend.add(series, points, style)
+        ax.plot(series.x, series.y, label=_label(series), alpha=1 if series.large else 0.35, **_style(chart, series))
     if chart.circle:
         turn = np.linspace(0, 2 * np.pi, 400)
         ax.plot(np.cos(turn), np.sin(turn), color=LINE_COLOUR, linewidth=1, zorder=1)
@@ -141,19 +137,18 @@ def _draw_points(ax: Any, chart: Chart, legend: _Legend) -> None:
     _set_axes(ax, chart)
 
 
-def _draw_paths(ax: Any, chart: Chart, legend: _Legend) -> None:
+def _draw_paths(ax: Any, chart: Chart) -> None:
     """Paths on their first two components; a circle where they start, a star where they end, bars at phase ends."""
     ends = _boundaries(chart)
     for series in chart.series:
-        colour = _colour(series.colour)
+        style = _style(chart, series)
+        colour = style["color"]
         x = np.asarray(series.x)
         y = np.asarray(series.y)
-        style = {"color": colour, "marker": ".", "linewidth": 1.2}
-        (line,) = ax.plot(x, y, zorder=2, **style)
+        ax.plot(x, y, zorder=2, label=_label(series), **style)
         ax.plot(x[0], y[0], "o", color="white", markeredgecolor=colour, markersize=5, zorder=3)
         ax.plot(x[-1], y[-1], "*", color=colour, markersize=10, markeredgecolor="white", zorder=4)
         ax.plot(x[ends], y[ends], "|", color="black", markersize=7, linestyle="none", zorder=3)
-        legend.add(series, line, style)
     across, upward, *_ = chart.series[0].axes or ["", "", ""]
     ax.set(title=chart.title, xlabel=across, ylabel=upward)
 
@@ -161,133 +156,89 @@ def _draw_paths(ax: Any, chart: Chart, legend: _Legend) -> None:
 _DRAWERS = {"lines": _draw_lines, "points": _draw_points, "paths": _draw_paths}
 
 
-# Heat maps ------------------------------------------------------------------------------------------------------------
-
-
-class _Maps:
-    """The heat maps of a figure. Maps of one unit share a colour scale and a colour bar."""
-
-    def __init__(self, figure: Figure) -> None:
-        self._limits: dict[str, tuple[float, float]] = {}
-        self._drawn: dict[str, list[tuple[Any, Any]]] = {}
-        for row in figure.panels:
-            for chart in row:
-                if chart is not None and chart.kind == "heatmap":
-                    unit = chart.series[0].unit
-                    low, high = self._limits.get(unit, (np.inf, -np.inf))
-                    matrix = np.asarray(chart.series[0].z)
-                    self._limits[unit] = (min(low, np.nanmin(matrix)), max(high, np.nanmax(matrix)))
-
-    def draw(self, ax: Any, chart: Chart) -> None:
-        """The matrix of the chart's first series, with an outline per phase for every cut."""
-        series = chart.series[0]
-        low, high = self._limits[series.unit]
-        num = len(series.z)
-        # Outlines of several cuts have several colours, which only stand out from grey.
-        colours = "Greys_r" if len(series.cuts) > 1 else "viridis"
-        # Cells are centred on the numbers of their layers, which begin at 1.
-        image = ax.imshow(series.z, cmap=colours, vmin=low, vmax=high, extent=(0.5, num + 0.5, num + 0.5, 0.5))
-        self._drawn.setdefault(series.unit, []).append((ax, image))
-        for place, key in enumerate(series.cuts):
-            _outline_cut(ax, series, key, place)
-        ax.set_title(chart.title, fontsize=9)
-        ax.set(xlabel=chart.x.label, ylabel=chart.y.label)
-        ticks = np.arange(1, num + 1, -(-num // _TICKS))
-        ax.set_xticks(ticks)
-        ax.set_yticks(ticks)
-        ax.spines[:].set_visible(False)
-        handles, labels = ax.get_legend_handles_labels()
-        labelled = dict(zip(labels, handles))  # one entry for all intervals
-        if labelled:
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "fontsize": 7, "ncols": 2}
-            ax.legend(labelled.values(), labelled, columnspacing=1.0, **below)
-
-    def draw_colour_bars(self, canvas: Any) -> None:
-        for unit, drawn in self._drawn.items():
-            _, image = drawn[0]
-            canvas.colorbar(image, ax=[ax for ax, _ in drawn], shrink=0.7, label=unit, aspect=30)
-
-
-def _outline_cut(ax: Any, series: Series, key: Any, place: int) -> None:
-    """A square per phase of the cut, and on the diagonal the intervals of its boundaries."""
+def _draw_map(ax: Any, chart: Chart, limits: tuple[float, float]) -> Any:
+    """The matrix of the chart's first series, with an outline per phase for every cut; the image of it."""
     from matplotlib.patches import Rectangle
 
-    lengths = series.cuts[key]
-    colour = PALETTE[(place + 1) % len(PALETTE)]
-    inset = _OUTLINE_STEP * place
-    label = None
-    if isinstance(key, int):
-        label = f"k = {key}: {' | '.join(map(str, lengths))}"
-    start = 0.5
-    for length in lengths:
-        corner = start + inset
-        side = length - 2 * inset
-        square = Rectangle((corner, corner), side, side, fill=False, edgecolor=colour, linewidth=1.8, label=label)
-        ax.add_patch(square)
-        label = None  # one entry of the legend for all phases of the cut
-        start += length
-    for lower, upper in series.intervals.get(key, []):
-        if upper > lower:
-            ends = (lower + 0.5, upper + 0.5)
-            ax.plot(ends, ends, color=colour, linewidth=3, solid_capstyle="butt", label="boundary, 95 %")
+    series = chart.series[0]
+    num = len(series.z)
+    # Outlines of several cuts have several colours, which only stand out from grey.
+    colours = "Greys_r" if len(series.cuts) > 1 else "viridis"
+    # Cells are centred on the numbers of their layers, which begin at 1.
+    extent = (0.5, num + 0.5, num + 0.5, 0.5)
+    image = ax.imshow(series.z, cmap=colours, vmin=limits[0], vmax=limits[1], extent=extent)
+    for place, (key, lengths) in enumerate(series.cuts.items()):
+        colour = PALETTE[(place + 1) % len(PALETTE)]
+        inset = _OUTLINE_STEP * place
+        label = None
+        if isinstance(key, int):
+            label = f"k = {key}: {' | '.join(map(str, lengths))}"
+        start = 0.5
+        for length in lengths:
+            side = length - 2 * inset
+            square = Rectangle((start + inset, start + inset), side, side)
+            square.set(fill=False, edgecolor=colour, linewidth=1.8, label=label)
+            ax.add_patch(square)
+            label = None  # one entry of the legend for all phases of the cut
+            start += length
+        # On the diagonal the intervals of the boundaries.
+        for lower, upper in series.intervals.get(key, []):
+            if upper > lower:
+                ends = (lower + 0.5, upper + 0.5)
+                ax.plot(ends, ends, color=colour, linewidth=3, solid_capstyle="butt", label="boundary, 95 %")
+    ax.set_title(chart.title, fontsize=9)
+    ax.set(xlabel=chart.x.label, ylabel=chart.y.label)
+    ticks = np.arange(1, num + 1, -(-num // _TICKS))
+    ax.set_xticks(ticks)
+    ax.set_yticks(ticks)
+    ax.spines[:].set_visible(False)
+    handles, labels = ax.get_legend_handles_labels()
+    labelled = dict(zip(labels, handles))  # one entry for all intervals
+    if labelled:
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "fontsize": 7, "ncols": 2}
+        ax.legend(labelled.values(), labelled, columnspacing=1.0, **below)
+    return image
 
 
 # Legend ---------------------------------------------------------------------------------------------------------------
 
 
-class _Legend:
-    """One legend for all panels.
+def _label(series: Series) -> str:
+    """What a curve is called: where curves of several models share a colour, by what it shows and by its model."""
+    if series.base and series.side in SIDE_NAMES:
+        return f"{series.base}, {SIDE_NAMES[series.side]}"
+    return series.name
 
-    Where curves of several models share their colours, it has an entry per colour and one per model.
-    """
 
-    def __init__(self, figure: Figure) -> None:
-        models: set[str] = set()
-        for row in figure.panels:
-            for chart in row:
-                if chart is not None:
-                    models.update(series.side for series in chart.series if series.side in SIDE_NAMES)
-        self._names_models = len(models) > 1
-        self._curves: dict[str, Any] = {}
-        self._models: dict[str, Any] = {}
-        self._others: dict[str, Any] = {}  # null models, and points that stand out: they come last
-
-    def add(self, series: Series, handle: Any, style: Mapping[str, Any]) -> None:
-        """An entry for what was drawn as `handle` in this style."""
-        if not self._names_models or series.side not in SIDE_NAMES:
-            handle.set_label(series.name)
-            kind = self._curves
-            if series.side == "null" or series.large:
-                kind = self._others
-            _put(kind, series.name, style)
+def _draw_legend(canvas: Any, charts: Sequence[Chart]) -> None:
+    """One legend for all panels. Where curves of several models share their colours: a colour each, then the models."""
+    drawn = [(chart, series) for chart in charts if chart.kind != "heatmap" for series in chart.series]
+    has_models = len({series.side for _, series in drawn if series.side in SIDE_NAMES}) > 1
+    curves: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    others: dict[str, Any] = {}  # null models, and points that stand out: they come last
+    for chart, series in drawn:
+        style = _style(chart, series)
+        if has_models and series.side in SIDE_NAMES:
+            _put(models, SIDE_NAMES[series.side], {**style, "color": _GREY})
+            if series.base:
+                _put(curves, series.base, _style(chart, replace(series, side="teacher")))
+        else:
+            _put(others if series.side == "null" or series.large else curves, series.name, style)
+    entries = {**curves, **models, **others}
+    if len(entries) < 2:
+        return
+    columns = min(len(entries), _MAX_COLUMNS)
+    small = {"fontsize": 7.5, "handlelength": 2.0, "columnspacing": 1.2}
+    while True:
+        legend = canvas.legend(
+            list(entries.values()), list(entries), loc="outside lower center", ncols=columns, **small
+        )
+        # matplotlib knows the width only of a legend that is made, so one that is too wide is made again.
+        if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
             return
-        model = SIDE_NAMES[series.side]
-        _put(self._models, model, {**style, "color": _GREY})
-        handle.set_label(model)
-        if series.base:
-            handle.set_label(f"{series.base}, {model}")
-            _put(self._curves, series.base, _curve_style(replace(series, side="teacher")))
-
-    def draw(self, canvas: Any) -> None:
-        entries = {**self._curves, **self._models, **self._others}
-        if len(entries) < 2:
-            return
-        columns = min(len(entries), _MAX_COLUMNS)
-        while True:
-            legend = canvas.legend(
-                list(entries.values()),
-                list(entries),
-                loc="outside lower center",
-                ncols=columns,
-                fontsize=7.5,
-                handlelength=2.0,
-                columnspacing=1.2,
-            )
-            # matplotlib knows the width only of a legend that is made, so one that is too wide is made again.
-            if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
-                return
-            legend.remove()
-            columns -= 1
+        legend.remove()
+        columns -= 1
 
 
 def _put(entries: dict[str, Any], label: str, style: Mapping[str, Any]) -> None:
@@ -295,7 +246,6 @@ def _put(entries: dict[str, Any], label: str, style: Mapping[str, Any]) -> None:
     from matplotlib.lines import Line2D
 
     handle = Line2D([], [], **style)
-    handle.set_alpha(1)
     if handle.get_linestyle() == "None":
         handle.set_markersize(max(handle.get_markersize(), _LEGEND_POINT))  # the points of a cloud are too small here
     known = entries.setdefault(label, handle)
@@ -307,12 +257,19 @@ def _put(entries: dict[str, Any], label: str, style: Mapping[str, Any]) -> None:
 # Styles and axes ------------------------------------------------------------------------------------------------------
 
 
-def _curve_style(series: Series) -> dict[str, Any]:
+def _style(chart: Chart, series: Series) -> dict[str, Any]:
     """Colour, dashes and markers; a null model has its own."""
-    style: dict[str, Any] = {"color": _colour(series.colour), "linestyle": "-", "zorder": 3}
+    style: dict[str, Any] = {"color": _colour(series.colour)}
+    if chart.kind == "paths":
+        return style | {"marker": ".", "linewidth": 1.2}
+    if chart.kind == "points" and series.large:
+        large = {"marker": "D", "markersize": 5.0, "markeredgewidth": 1, "markerfacecolor": "white"}
+        return style | {"linestyle": "none", **large}
+    if chart.kind == "points":
+        return style | {"linestyle": "none", "marker": ".", "markersize": 3.0, "markeredgewidth": 0}
+    style |= {"linestyle": "-", "zorder": 3}
     if series.side in ("null", "twin"):
-        style["linestyle"] = ":"
-        style["zorder"] = 2
+        style |= {"linestyle": ":", "zorder": 2}
         if series.colour in _NULLS:
             _, style["linestyle"] = _NULLS[series.colour]
         return style

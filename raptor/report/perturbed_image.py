@@ -14,7 +14,7 @@ from torch import Tensor
 from raptor.data.images import FORMATS
 from raptor.data.preprocess import as_rgb
 from raptor.dynamics.states import angle, unit
-from raptor.report.charts import Axis, Chart, Figure, Series
+from raptor.report.charts import Figure, Series, described
 from raptor.report.paper import draw
 from raptor.vit.trajectory import perturb
 from raptor.vit.view import ViT, recording
@@ -92,62 +92,34 @@ def perturb_image(vit: ViT, image: Image.Image, layer: int, group: str, eps: flo
 
 def figure_perturbed(results: dict[str, PerturbedImage], layer: int, group: str) -> Any:
     """Three panels: the paths in the plane of the first model's two main directions, the speed, the deviation."""
-    panels = [_paths(results, group), _speeds(results), _deviations(results, layer)]
-    return draw(Figure([panels], size=(4.6, 4.2)))
-
-
-def _paths(results: dict[str, PerturbedImage], group: str) -> Chart:
     first = next(iter(results.values()))
     # One plane for all models, else two paths could not be compared.
     centre = first.path.mean(0)
     plane = np.linalg.svd(first.path - centre, full_matrices=False)[2][:2]
-    series = []
+    paths: list[Series] = []
+    speeds: list[Series] = []
+    deviations: list[Series] = []
     for i, (name, found) in enumerate(results.items()):
+        colour = f"palette-{i}"
         x, y = plane @ (found.path - centre).T
-        series.append(Series(name, x, y, colour=f"palette-{i}"))
+        paths.append(Series(name, x, y, colour=colour))
         x, y = plane @ (found.perturbed_path - centre).T
-        series.append(Series(f"{name}, perturbed", x, y, colour=f"palette-{i}", side="null"))
-    return Chart(
-        id="perturbed-image-paths",
-        kind="lines",
-        title=f"Path of {group} tokens through depth",
-        series=series,
-        x=Axis("first direction"),
-        y=Axis("second direction"),
-    )
-
-
-def _speeds(results: dict[str, PerturbedImage]) -> Chart:
-    series = []
-    for i, (name, found) in enumerate(results.items()):
-        blocks = list(range(1, len(found.speed) + 1))
-        series.append(Series(name, blocks, found.speed, colour=f"palette-{i}"))
-    return Chart(
-        id="perturbed-image-speed",
-        kind="lines",
-        title="Angular speed",
-        series=series,
-        x=Axis("block l", integer=True),
-        y=Axis("turn in one block (rad)"),
-    )
-
-
-def _deviations(results: dict[str, PerturbedImage], layer: int) -> Chart:
-    series = []
-    for i, (name, found) in enumerate(results.items()):
-        layers = list(range(layer, len(found.deviation)))
+        paths.append(Series(f"{name}, perturbed", x, y, colour=colour, side="null"))
+        speeds.append(Series(name, 1, found.speed, colour=colour))
         # Before the perturbation both paths are the same, and a logarithm of 0 has no place.
         after = np.maximum(found.deviation[layer:], _SMALLEST_ANGLE)
-        series.append(Series(name, layers, after, colour=f"palette-{i}"))
-    return Chart(
-        id="perturbed-image-deviation",
-        kind="lines",
-        title=f"Deviation after a perturbation at layer {layer}",
-        series=series,
-        x=Axis("layer l", integer=True),
-        y=Axis("angle to the plain path (rad)", log=True),
-        mark=layer,
-    )
+        deviations.append(Series(name, layer, after, colour=colour))
+    panels = [
+        described("perturbed-image-paths", paths, title=f"Path of {group} tokens through depth"),
+        described("perturbed-image-speed", speeds),
+        described(
+            "perturbed-image-deviation",
+            deviations,
+            title=f"Deviation after a perturbation at layer {layer}",
+            mark=layer,
+        ),
+    ]
+    return draw(Figure([panels], size=(4.6, 4.2)))
 
 
 def _prediction(vit: ViT, output: Tensor) -> tuple[int, float] | None:

@@ -261,29 +261,23 @@ class SavedPhases(Result):
                 f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
             )
             for k, found in entry.phases.items():
-                lines += _cut_lines(entry, k, found)
+                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
+                lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
+                cut = entry.evidence.get(k)
+                if cut is None:
+                    continue
+                edges, contrast, shuffled, smooth, twin = _evidence(found, cut)
+                lines.append(f"        boundaries [95 %], share of resamples: {edges}")
+                of_cut = f"contrast {contrast}; shuffled (95 % below) {shuffled}, smooth {smooth}, twin {twin}"
+                if cut.cost is not None:
+                    of_cut = _cost(entry, found, cut)
+                lines.append(f"        {of_cut}")
             if entry.no_parts:
                 lines.append(f"  {entry.no_parts}")
             lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
-
-
-def _cut_lines(entry: ModelPhases, k: int, found: Phases) -> list[str]:
-    """A cut with its mean similarities, its boundaries and its contrast, as lines of a terminal."""
-    within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
-    lines = [f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}"]
-    cut = entry.evidence.get(k)
-    if cut is None:
-        return lines
-    edges, contrast, shuffled, smooth, twin = _evidence(found, cut)
-    lines.append(f"        boundaries [95 %], share of resamples: {edges}")
-    if cut.cost is None:
-        lines.append(f"        contrast {contrast}; shuffled (95 % below) {shuffled}, smooth {smooth}, twin {twin}")
-    else:
-        lines.append(f"        {_cost(entry, found, cut)}")
-    return lines
 
 
 def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:

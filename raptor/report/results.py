@@ -116,6 +116,25 @@ class Results:
             first = first or (name, file.subject)
         return first
 
+    @property
+    def measured(self) -> tuple[Subject, str] | None:
+        """Of a folder that is no run: the subject of its phases or dynamics, and which part of the data they are of.
+
+        None where they do not name a single model and its images.
+        """
+        is_run = bool(self.config) or saved_folder(str(self.folder)) is not None
+        subject = None
+        split = "val"
+        if self.phases is not None:
+            subject = self.phases.subject
+            split = self.phases.models[0].split
+        elif self.dynamics is not None:
+            subject = self.dynamics.subject
+            split = self.dynamics.split
+        if is_run or subject is None or subject.teacher is not None or subject.images is None:
+            return None
+        return subject, split
+
     def check_models(self) -> None:
         """Raise RunError where two files are about different models: a page has one title."""
         if self.subject is None:
@@ -247,8 +266,8 @@ def check_numbers(value: Any, file: Path | str, name: str = "") -> None:
     try:
         known = np.isfinite(np.array(value, dtype=float))
     except (TypeError, ValueError):  # records, words, or lists of several lengths
-        for place, part in enumerate(value):
-            check_numbers(part, file, f"{name}.{place}")
+        for i, part in enumerate(value):
+            check_numbers(part, file, f"{name}.{i}")
         return
     gaps = next((_GAPS[part] for part in name.split(".") if part in _GAPS), "")
     # What has no number at all was not measured, which is no damage.

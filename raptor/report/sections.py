@@ -7,7 +7,7 @@ from html import escape
 
 import yaml
 
-from raptor.report.charts import Axis, Chart, Section, Series, described, finite_values, number
+from raptor.report.charts import Axis, Section, Series, described, finite_values, number
 from raptor.report.dynamics import basins, dynamics
 from raptor.report.fidelity import fidelity
 from raptor.report.interventions import interventions
@@ -54,7 +54,14 @@ def provenance(results: Results) -> Section:
         files_of_versions.setdefault(versions, []).append(f"{name}.json")
     # One point is no curve.
     if sum(map(len, results.losses.values())) > 1:
-        section.body.append(_training(results.losses))
+        series: list[Series] = []
+        for i, (stage, losses) in enumerate(results.losses.items()):
+            every = -(-len(losses) // _MAX_STEPS)  # rounded up, so that never more than that are drawn
+            steps, values = zip(*losses[::every])
+            series.append(Series(stage, steps, values, colour=f"palette-{i}", plain=True))
+        # A loss in half precision may be 0, which has no place on a logarithmic axis.
+        is_positive = all(min(one.y) > 0 for one in series)
+        section.body.append(described("training", series, y=Axis("loss", log=is_positive)))
     section.body.append(table(("file", "command", "seconds", "device"), rows, numeric=False))
     for versions, names in files_of_versions.items():
         if versions:
@@ -68,18 +75,6 @@ def provenance(results: Results) -> Section:
             f"<details><summary>config.yaml, everything resolved</summary><pre tabindex='0'>{text}</pre></details>"
         )
     return section
-
-
-def _training(losses: dict[str, list[tuple[int, float]]]) -> Chart:
-    """Loss over the steps of each stage."""
-    series: list[Series] = []
-    for i, (stage, rows) in enumerate(losses.items()):
-        every = -(-len(rows) // _MAX_STEPS)  # rounded up, so that never more than that are drawn
-        steps, values = zip(*rows[::every])
-        series.append(Series(stage, steps, values, colour=f"palette-{i}", plain=True))
-    # A loss in half precision may be 0, which has no place on a logarithmic axis.
-    is_positive = all(min(one.y) > 0 for one in series)
-    return described("training", series, y=Axis("loss", log=is_positive))
 
 
 SECTIONS: tuple[Callable[[Results], Section], ...] = (

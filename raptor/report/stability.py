@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from raptor.dynamics.measure import DynamicsFile
-from raptor.dynamics.stability import StabilityResult
 from raptor.dynamics.tangents import TangentsFile
 from raptor.report.charts import EVERY, GROUP_NAMES, SIDE_NAMES, Chart, Series, chooser, described, of_group
 
@@ -17,127 +15,75 @@ def stability_charts(measured: DynamicsFile, phases: list[int] | None) -> list[C
     """Sensitivity, perturbed paths and attraction; without series where they were not measured."""
     sensitivity: list[Series] = []
     paths: list[Series] = []
+    attraction: list[Series] = []
     sizes: dict[str, str] = {}
     size = "a share of the token's norm"
     for side, result in measured.sides().items():
         found = result.stability
-        if found is None:
-            continue
-        # Sizes and targets are options of the command, so all sides have the same.
-        sizes = {str(i): f"{size:g}" for i, size in enumerate(found.eps)}
-        if found.kind != "relative":
-            size = "times a Gaussian"
-        for place, group, when in _responses(found):
-            sensitivity.append(of_group(group, side, found.layers, found.angle_per_eps[place], **when))
-            paths += _paths(found, side, place, group, when)
-    middle = str(len(sizes) // 2)
-    controls = [
-        chooser("target", "Perturb", sensitivity, GROUP_NAMES),
-        chooser("eps", "Size ε", sensitivity, sizes, middle),
-    ]
-    charts = [
-        described("sensitivity", sensitivity, {"size": size}, controls=controls, phases=phases),
-        described("perturbed-paths", paths, controls=controls, phases=phases),
-        _attraction(measured, phases),
-    ]
-    # Perturbations are followed on fewer images than the rest of dynamics.json.
-    for chart in charts:
-        chart.source = f"{measured.teacher.num_stability_images} of {measured.images}"
-    return charts
-
-
-def _responses(found: StabilityResult) -> Iterator[tuple[tuple[int, int, int], str, dict[str, list[str]]]]:
-    """Place (target, group, size) in the arrays, the group, and the values of the controls."""
-    for t, target in enumerate(found.targets):
-        for g, group in enumerate(found.groups):
-            for e in range(len(found.eps)):
-                yield (t, g, e), group, {"target": [target], "eps": [str(e)]}
-
-
-def _paths(
-    found: StabilityResult, side: str, place: tuple[int, int, int], group: str, when: dict[str, list[str]]
-) -> Iterator[Series]:
-    """Angle between perturbed and clean path, from a few layers of injection on."""
-    # A path from every layer would be a grey area.
-    every = -(-len(found.layers) // _MAX_PATHS)
-    tokens = [group]
-    # With every group only these: paths of several groups from several layers could not be told apart.
-    if group == "all":
-        tokens.append(EVERY)
-    for i in range(0, len(found.layers), every):
-        angles = found.path[(*place, i)]
-        path = of_group(f"from layer {found.layers[i]}", side, 0, angles, **when, tokens=tokens)
-        yield replace(path, colour=f"ramp-{i / max(len(found.layers) - 1, 1):.3f}")
-
-
-def _attraction(measured: DynamicsFile, phases: list[int] | None) -> Chart:
-    """Angle between perturbed and clean states inside each phase, perturbed where the phase begins."""
-    series = []
-    for side, found in measured.sides().items():
-        for phase in found.attraction:
+        if found is not None:
+            # Sizes and targets are options of the command, so all sides have the same.
+            sizes = {str(i): f"{size:g}" for i, size in enumerate(found.eps)}
+            if found.kind != "relative":
+                size = "times a Gaussian"
+            # A path from every layer would be a grey area.
+            layers = range(0, len(found.layers), -(-len(found.layers) // _MAX_PATHS))
+            for t, target in enumerate(found.targets):
+                for g, group in enumerate(found.groups):
+                    # With every group only these: paths of several groups from several layers could not be told apart.
+                    tokens = [group, EVERY] if group == "all" else [group]
+                    for e in range(len(found.eps)):
+                        when = {"target": [target], "eps": [str(e)]}
+                        sensitivity.append(of_group(group, side, found.layers, found.angle_per_eps[t, g, e], **when))
+                        for i in layers:
+                            name = f"from layer {found.layers[i]}"
+                            path = of_group(name, side, 0, found.path[t, g, e, i], **when, tokens=tokens)
+                            path.colour = f"ramp-{i / max(len(found.layers) - 1, 1):.3f}"
+                            paths.append(path)
+        for phase in result.attraction:
             for group, angles in phase.angle.items():
                 curve = Series(side, phase.first, angles, colour=group, side=side, when={"tokens": [group]})
                 # One side only, because the words of both would cover each other.
                 if side == "teacher":
                     curve.text = [""] * len(curve.x)
                     curve.text[len(curve.x) // 2] = f"×{phase.rate[group]:.2f}"
-                series.append(curve)
-    return described("attraction", series, phases=phases)
-
-
-# Beside an untrained twin ---------------------------------------------------------------------------------------------
+                attraction.append(curve)
+    controls = [
+        chooser("target", "Perturb", sensitivity, GROUP_NAMES),
+        chooser("eps", "Size ε", sensitivity, sizes, str(len(sizes) // 2)),
+    ]
+    charts = [
+        described("sensitivity", sensitivity, {"size": size}, controls=controls, phases=phases),
+        described("perturbed-paths", paths, controls=controls, phases=phases),
+        described("attraction", attraction, phases=phases),
+    ]
+    # Perturbations are followed on fewer images than the rest of dynamics.json.
+    source = f"{measured.teacher.num_stability_images} of {measured.images}"
+    return [replace(chart, source=source) for chart in charts]
 
 
 def tangent_charts(measured: TangentsFile) -> list[Chart]:
     """Every chart of tangents.json; a teacher has no tied block, and some models have no head to transplant for."""
-    charts = [_growth(measured), _exponents(measured), _fixed_points(measured), _transplants(measured)]
-    return [chart for chart in charts if chart.series]
-
-
-def _growth(measured: TangentsFile) -> Chart:
-    """Growth of a small turn in each step, in the worst direction and in random ones."""
-    series: list[Series] = []
-    for side, found in measured.sides().items():
-        for direction, growth in (("worst", found.jacobians.step), ("random", found.jacobians.step_random)):
-            for group, spread in growth.items():
-                series.append(of_group(group, side, 1, spread, direction=[direction]))
-    controls = [chooser("direction", "Direction", series)]
-    return described("tangents-jacobian", series, controls=controls, phases=measured.phases)
-
-
-def _exponents(measured: TangentsFile) -> Chart:
-    """The leading finite-time Lyapunov exponents of each phase."""
-    num_phases = len(measured.teacher.lyapunov.phases)
-    series: list[Series] = []
-    for side, found in measured.sides().items():
-        for group, exponents in found.lyapunov.exponents.items():
+    growth: list[Series] = []
+    exponents: list[Series] = []
+    fixed_points: list[Series] = []
+    transplants: list[Series] = []
+    shares: list[float] = []  # of the tokens that are transplanted, the same on every side
+    for side, result in measured.sides().items():
+        jacobians = result.jacobians
+        for direction, grown in (("worst", jacobians.step), ("random", jacobians.step_random)):
+            for group, spread in grown.items():
+                growth.append(of_group(group, side, 1, spread, direction=[direction]))
+        for group, values in result.lyapunov.exponents.items():
             # The twin has the phases of the other sides, so that one chooser serves all.
-            for phase in range(num_phases):
-                series.append(of_group(group, side, 1, exponents[phase], phase=[f"phase {phase + 1}"]))
-    return described("tangents-lyapunov", series, controls=[chooser("phase", "Phase", series)])
-
-
-def _fixed_points(measured: TangentsFile) -> Chart:
-    """Turn per step of each tied block past its phase."""
-    series: list[Series] = []
-    for side, found in measured.sides().items():
-        if found.fixed_points is None:
-            continue
-        for continuation in found.fixed_points.continuations:
+            for phase in range(len(measured.teacher.lyapunov.phases)):
+                exponents.append(of_group(group, side, 1, values[phase], phase=[f"phase {phase + 1}"]))
+        for continuation in result.fixed_points.continuations if result.fixed_points is not None else []:
             # Only the paper's depth MLP continues, so only the held depth compares kinds of surrogates.
             if continuation.depth == "held":
                 base = f"phase {continuation.phase}"
-                name = f"{base}, {SIDE_NAMES[side]}"
-                colour = f"palette-{continuation.phase - 1}"
-                series.append(Series(name, 1, continuation.turn, colour=colour, side=side, base=base))
-    return described("tangents-fixed-points", series)
-
-
-def _transplants(measured: TangentsFile) -> Chart:
-    """How often the donor's class comes out, by layer, group and share of tokens; and with random states instead."""
-    series: list[Series] = []
-    shares: list[float] = []  # the same on every side
-    for side, result in measured.sides().items():
+                curve = Series(f"{base}, {SIDE_NAMES[side]}", 1, continuation.turn, side=side, base=base)
+                curve.colour = f"palette-{continuation.phase - 1}"
+                fixed_points.append(curve)
         found = result.transplants
         if found is None:
             continue
@@ -149,9 +95,18 @@ def _transplants(measured: TangentsFile) -> Chart:
                 # A single token is replaced whole, whatever the share of the other groups.
                 shown = [f"{one:g}" for one in shares]
             for given, outcome in (("donor", found.donor), ("random", found.random_donor)):
-                series.append(of_group(group, side, found.layers, outcome.mean[row], share=shown, given=[given]))
-    controls = [
-        chooser("share", "Share of tokens", series, {f"{share:g}": f"{share:.0%}" for share in shares}, "0.5"),
-        chooser("given", "Replaced by", series, {"donor": "the donor's tokens", "random": "random ones, as far away"}),
+                curve = of_group(group, side, found.layers, outcome.mean[row], share=shown, given=[given])
+                transplants.append(curve)
+    by_share = chooser(
+        "share", "Share of tokens", transplants, {f"{share:g}": f"{share:.0%}" for share in shares}, "0.5"
+    )
+    donors = {"donor": "the donor's tokens", "random": "random ones, as far away"}
+    by_donor = chooser("given", "Replaced by", transplants, donors)
+    phases = measured.phases
+    charts = [
+        described("tangents-jacobian", growth, controls=[chooser("direction", "Direction", growth)], phases=phases),
+        described("tangents-lyapunov", exponents, controls=[chooser("phase", "Phase", exponents)]),
+        described("tangents-fixed-points", fixed_points),
+        described("tangents-transplants", transplants, controls=[by_share, by_donor], phases=phases),
     ]
-    return described("tangents-transplants", series, controls=controls, phases=measured.phases)
+    return [chart for chart in charts if chart.series]

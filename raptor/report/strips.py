@@ -78,20 +78,42 @@ class ImagesFile(ResultFile):
     subject: Subject | None = None
 
 
-def shown_images(data: ChosenData, num_images: int, size: int | None = None) -> ImageData:
-    """The images that `num_images` to show are chosen from, and that the components are fitted on."""
-    return data.judged(max(_NUM_FIT, num_images), size)
+def shown_images(
+    data: ChosenData, num_images: int, size: int | None = None, measured: Subject | None = None
+) -> ImageData:
+    """The images that `num_images` to show are chosen from, and that the components are fitted on.
+
+    measured: of a folder that is no run: they are among the images that its results are about, or ValueError.
+    """
+    num = max(_NUM_FIT, num_images)
+    if measured is None:
+        return data.judged(num, size)
+    images = data.judged(measured.num_images, size)
+    if images.fingerprint() != measured.images:
+        raise ValueError(f"{data.name} holds other images than those that were measured")
+    return images.select(images.sample(min(num, len(images))))
 
 
-def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_images: int) -> ImagesFile:
-    """The colours of `num_images` of the images that `data` judges on."""
+def measure_strips(
+    teacher: ViT, surrogate: ViT | None, data: ChosenData, num_images: int, measured: Subject | None = None
+) -> ImagesFile:
+    """The colours of `num_images` of the images that `data` judges on. measured: see `shown_images`."""
     if not teacher.groups.patches:
         raise ValueError(f"{teacher.name} has no patch tokens to colour")
     # One batch: components are fitted on all of its images, and few of them are shown. Fitted on the few only, they
     # would hold what sets these images apart, not what sets their patches apart.
-    images = shown_images(data, num_images, teacher.preprocess.size)
+    images = shown_images(data, num_images, teacher.preprocess.size, measured)
     batch = next(iter(iterate(images, teacher.preprocess, max(_NUM_FIT, num_images), device=teacher.device)))
-    chosen = _spread_over_classes(batch.labels, min(num_images, len(batch.images)))
+    chosen = list(range(min(num_images, len(batch.images))))
+    if batch.labels is not None:
+        # Of different classes as far as there are any: the first image of each comes before the second of any.
+        num_seen: Counter[int] = Counter()
+        turns = []
+        for label in batch.labels.tolist():
+            turns.append(num_seen[label])
+            num_seen[label] += 1
+        # Sorting keeps the order of equal turns, so the same images are chosen each time.
+        chosen = sorted(sorted(range(len(turns)), key=turns.__getitem__)[: len(chosen)])
     with torch.no_grad():
         patches = _patches(teacher, batch.images)
     # The teacher's components colour both models: components of their own would differ in sign and order.
@@ -111,7 +133,12 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         with torch.no_grad():
             own = _patches(surrogate, batch.images[chosen])
         for row, (entry, i) in enumerate(zip(rows, chosen)):
-            _add_surrogate(entry, [x_npd[row] for x_npd in own], [x_npd[i] for x_npd in patches], bases, teacher.grid)
+            colours_of_layers = []
+            entry.cosine = []
+            for own_npd, x_npd, basis in zip(own, patches, bases):
+                colours_of_layers.append(project(own_npd[row], *basis))
+                entry.cosine.append(float(torch.cosine_similarity(x_npd[i], own_npd[row], dim=-1).mean()))
+            entry.surrogate = png(_sprite(colours_of_layers, teacher.grid))
     return ImagesFile(
         data=data.name,
         split=data.split,
@@ -124,22 +151,6 @@ def measure_strips(teacher: ViT, surrogate: ViT | None, data: ChosenData, num_im
         images=rows,
         subject=Subject.of(teacher, images, surrogate),
     )
-
-
-def _add_surrogate(
-    entry: ImageStrip,
-    own: Sequence[Tensor],
-    of_teacher: Sequence[Tensor],
-    bases: Sequence[tuple[Tensor, Tensor]],
-    grid: tuple[int, int],
-) -> None:
-    """The surrogate's states (P, D) of one image in the teacher's colours, and their cosine with the teacher's."""
-    colours = []
-    entry.cosine = []
-    for own_pd, teacher_pd, basis in zip(own, of_teacher, bases):
-        colours.append(project(own_pd, *basis))
-        entry.cosine.append(float(torch.cosine_similarity(teacher_pd, own_pd, dim=-1).mean()))
-    entry.surrogate = png(_sprite(colours, grid))
 
 
 def add_pictures(definition: Definition, vit: ViT, data: ImageData) -> None:
@@ -157,10 +168,12 @@ def open_run(
     weights: str | None = None,
     teacher: str | ViT | None = None,
     allow_other_teacher: bool = False,
+    measured: Subject | None = None,
 ) -> tuple[ViT, ViT | None]:
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names.
 
     weights: the teacher's weight file, where it was moved since the run was made. Other weights are refused.
+    measured: of a folder that is no run: the model that its results are about.
     """
     if saved_folder(str(folder)) is not None:
         if weights is not None and not is_surrogate(folder):
@@ -174,6 +187,8 @@ def open_run(
             weights=weights,
         )
         return model, surrogate
+    if measured is not None:
+        config = {"model": measured.model, "size": measured.size, "fingerprint": measured.weights}
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
     if teacher is not None:
@@ -181,7 +196,9 @@ def open_run(
     options: dict[str, Any] = {"size": config.get("size"), "weights": weights or config.get("weights")}
     vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
     # Pictures of other weights would stand beside the results of the run's own.
-    if weights is not None and fingerprint(vit.model) != config.get("fingerprint"):
+    if (weights is not None or measured is not None) and fingerprint(vit.model) != config.get("fingerprint"):
+        if weights is None:
+            raise ValueError(f"{config['model']} has other weights now than those that were measured")
         raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
     return vit, None
 
@@ -260,17 +277,3 @@ def shown_picture(image_chw: Tensor, vit: ViT, max_side: int | None = _PICTURE_S
     if max_side is not None and seen_chw.shape[-1] > max_side:
         seen_chw = torch.nn.functional.interpolate(seen_chw[None], max_side, mode="area")[0]
     return seen_chw.permute(1, 2, 0)
-
-
-def _spread_over_classes(labels: Tensor | None, num: int) -> list[int]:
-    """Positions of `num` images, of different classes as far as there are any."""
-    if labels is None:
-        return list(range(num))
-    num_seen: Counter[int] = Counter()
-    turns = []
-    for label in labels.tolist():
-        turns.append(num_seen[label])  # the first image of every class comes before the second of any
-        num_seen[label] += 1
-    # Sorting keeps the order of equal turns, so the same images are chosen each time.
-    order = sorted(range(len(turns)), key=turns.__getitem__)
-    return sorted(order[:num])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from raptor.recurrence.correct import CorrectFile
@@ -17,6 +18,7 @@ from raptor.recurrence.watch import WATCHER, WatchFile
 from raptor.report.charts import Chart, Section, Series, chooser, described
 from raptor.report.markup import bullet_list, paragraph, part, pictures, table
 from raptor.report.results import Results
+from raptor.report.strips import png
 from raptor.report.style import use_style
 
 LEAD = (
@@ -114,33 +116,26 @@ def _watch_details(measured: WatchFile) -> list[str]:
     names: list[str] = []
     rows = []
     for one in measured.sets:
-        if not one.scores:
-            continue
-        # The first score is the watcher's. Files call it by what it needs, a surrogate.
-        names = ["watcher", *list(one.scores)[1:]]
-        cells = []
-        for found in one.scores.values():
-            low, high = found.auroc_interval
-            cells.append(f"{found.auroc:.3f} ({low:.3f} to {high:.3f})")
-        rows.append([_short(one.name), *cells])
+        if one.scores:
+            # The first score is the watcher's. Files call it by what it needs, a surrogate.
+            names = ["watcher", *list(one.scores)[1:]]
+            row = [_short(one.name)]
+            for found in one.scores.values():
+                low, high = found.auroc_interval
+                row.append(f"{found.auroc:.3f} ({low:.3f} to {high:.3f})")
+            rows.append(row)
     if rows:
         body.append(table(["AUROC (95 %)", *names], rows))
     shown = []
     for image in measured.shown:
+        # A pixel for each patch, bright where both models disagree most.
+        map_hw = torch.tensor(image.map)
+        map_png = png((map_hw / map_hw.max())[..., None].expand(-1, -1, 3))
         words = f"{image.of}, {image.name}: score {image.score:.3g} at layer {image.layer}, {image.group}"
-        shown.append((image.name, [image.picture, _map_picture(image.map)], words))
+        shown.append((image.name, [image.picture, map_png], words))
     if shown:
         body += [paragraph(_PICTURES, "caption"), pictures(shown)]
     return body
-
-
-def _map_picture(values: list[list[float]]) -> str:
-    """A map over patches as a PNG in base64, a pixel for each patch, bright where both models disagree most."""
-    map_hw = np.asarray(values)
-    shades = (255 * map_hw / map_hw.max()).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(shades).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def draw_watched_images(measured: WatchFile) -> Any:

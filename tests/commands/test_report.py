@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 from tiny_images import save_array, write_tree
 
 from raptor.cli import main
+from raptor.commands.dynamics import dynamics
 from raptor.commands.phases import phases
 from raptor.commands.report import report
 
@@ -79,6 +82,30 @@ def test_images_are_measured_again_where_they_changed(run: Path, tmp_path: Path)
     assert json.loads((run / "images.json").read_text())["teacher"] == "scenes"
     shutil.rmtree(tmp_path / "photos")
     (run / "images.json").unlink()
+
+
+@pytest.mark.parametrize("measure", [phases, dynamics], ids=["phases", "dynamics"])
+def test_plain_results_show_the_images_that_they_measured(measure: Callable[..., Any], tmp_path: Path) -> None:
+    """Their folder is no run: its results name the model and the images."""
+    photos, folder = tmp_path / "photos", tmp_path / "plain"
+    write_tree(photos, [f"{i}.png" for i in range(6)])
+    few: dict[str, Any] = {"k": [2], "twin": False} if measure is phases else {"stability": False, "sample_images": 2}
+    model: Any = ["scenes"] if measure is phases else "scenes"
+    measure(model, data=str(photos), num_images=4, out=str(folder), device="cpu", **few)
+    page = partial(report, str(folder), num_images=2, device="cpu")
+    assert 'id="strip"' in page().path.read_text()
+    shown = json.loads((folder / "images.json").read_text())
+    measured = json.loads((folder / f"{measure.__name__}.json").read_text())["subject"]
+    assert shown["num_images"] == 2 and shown["subject"]["num_images"] == measured["num_images"] == 4
+    assert [shown["subject"][name] for name in ("model", "images")] == [measured[name] for name in ("model", "images")]
+    made = (folder / "images.json").stat().st_mtime_ns
+    page()
+    assert (folder / "images.json").stat().st_mtime_ns == made
+    (folder / "images.json").unlink()
+    for file in photos.iterdir():
+        save_array(file, np.full((9, 9, 3), 90, np.uint8))
+    assert "holds other images than those that were measured" in page().path.read_text()
+    assert not (folder / "images.json").exists()
 
 
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
