@@ -38,7 +38,7 @@ class Noise(ImageData):
         super().__init__("noise", [f"{i}.png" for i in range(num_images)], [0] * num_images, ["any"])
         self.size = size
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         pixels = np.random.default_rng(position).integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
         return Image.fromarray(pixels)
 

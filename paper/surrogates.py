@@ -89,7 +89,7 @@ def images_to_distil(pair: Pair, options: Json, preprocess: Any, config: SweepCo
 def _load_more(
     names: tuple[str, ...], limit: int | None, in_memory: bool, preprocess: Any, device: str, num_workers: int | None
 ) -> Any:
-    joined = ChosenData(list(names)).training(limit, preprocess.size).without_labels()
+    joined = ChosenData(list(names)).training(limit, preprocess.size).with_labels(None, None)
     return InMemory(joined, preprocess, device, num_workers) if in_memory else joined
 
 

@@ -44,7 +44,7 @@ class Noise(ImageData):
         self.cached = cached
         self.num_read = 0
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         self.num_read += 1
         if self.num_read == 3 and self.deadly is not None and self.deadly.exists() and get_worker_info() is not None:
             os.kill(os.getpid(), signal.SIGKILL)

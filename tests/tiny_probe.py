@@ -21,7 +21,7 @@ class Coloured(ImageData):
         super().__init__("coloured", names, [i % 4 for i in range(num_images)], ["r", "g", "b", "w"])
         self.offset = 0 if split == "train" else 10_000
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         rng = np.random.default_rng(self.offset + position)
         base = COLOURS[position % 4] + rng.normal(0, 15, 3)
         return Image.fromarray((base + rng.normal(0, 30, (24, 24, 3))).clip(0, 255).astype(np.uint8))

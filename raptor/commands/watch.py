@@ -130,7 +130,7 @@ def _calibration_and_judged(job: ToolJob, config: WatchConfig) -> tuple[ImageDat
     size = job.teacher.preprocess.size
     usual = open_data(
         config.calibrate, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad
-    ).without_labels()
+    ).with_labels(None, None)
     seen = job.data.trained_on(folder_of(config.run), size)
     if seen is not None:
         # A surrogate follows its teacher better on images that it was trained on: the threshold would be too low.
@@ -157,7 +157,7 @@ def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData |
             data = None
         else:
             # Without labels, which play no part here: they may be of any classes.
-            data = open_data(one, "own", limit=config.num_images, skip_bad=config.skip_bad).without_labels()
+            data = open_data(one, "own", limit=config.num_images, skip_bad=config.skip_bad).with_labels(None, None)
             name = data.name
         if name in found:
             raise ValueError(f"--unusual names two sets {name}: give each once, under a name of its own")

@@ -3,7 +3,8 @@
 from raptor.data.by_name import open_data, open_dense
 from raptor.data.chosen import ChosenData
 from raptor.data.dense import DenseData
-from raptor.data.images import BadImage, ImageData
+from raptor.data.image_file import BadImage
+from raptor.data.images import ImageData
 from raptor.data.memory import InMemory
 from raptor.data.preprocess import Preprocess
 from raptor.data.stream import Batch, ImageStream, TrainStream, iterate

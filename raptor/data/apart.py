@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.images import NUM_SIZES, Items
+from raptor.data.images import NUM_SIZES, ImageData
 from raptor.data.split import choose_sample
 
 Described = dict[str, dict[str, Any]]
@@ -20,6 +19,7 @@ Described = dict[str, dict[str, Any]]
 _NUM_COMPARED = 128  # judged images that are compared with those trained on
 _MAX_READ = 2048  # training files of the same sizes that are read for it
 _MAX_DECODED = 384  # training images whose pixels are compared
+_LOOK_SIDE = 64  # of images that are only looked at
 _SIDE = 8  # of the pictures whose colours are compared
 _DETAIL_SIDE = 32  # of the pictures whose details are compared: two X-rays have one outline and other details
 _MAX_DIFFERENCE = 6.0  # of colours, mean over 0..255: a JPEG of quality 50 differs by 1, one of a thumbnail by 4
@@ -27,7 +27,7 @@ _MIN_CORRELATION = 0.7  # of details: at least .77 for a JPEG of quality 50, at 
 _MIN_DEVIATION = 4.0  # of colours: all flat pictures look alike
 
 
-def describe_images(train: Items, val: Items) -> Described:
+def describe_images(train: ImageData, val: ImageData) -> Described:
     """The number and the fingerprint of a run's images, to notice when they change."""
     described = {}
     for part, data in (("train", train), ("val", val)):
@@ -35,7 +35,7 @@ def describe_images(train: Items, val: Items) -> Described:
     return described
 
 
-def check_apart(train: Items, judged: Items, role: str = "training images", remedy: str | None = None) -> None:
+def check_apart(train: ImageData, judged: ImageData, role: str = "training images", remedy: str | None = None) -> None:
     """Raise if half of the judged images, or more, are among those trained on; if there are fewer, say so.
 
     role, remedy: what the first images are for, and what to do, where it is not training.
@@ -44,7 +44,7 @@ def check_apart(train: Items, judged: Items, role: str = "training images", reme
     same size; and by their looks, so that a copy that was resized or saved in another format is found too.
     """
     rows = choose_sample(judged.keys, _NUM_COMPARED)
-    is_one_set = set(getattr(judged, "specs", [judged.name])) <= set(getattr(train, "specs", [train.name]))
+    is_one_set = set(judged.specs) <= set(train.specs)
     pairs: dict[int, str] = {}  # the training image's name by the judged image's index
     if is_one_set and not any(_size(judged, row) for row in rows):
         names = set(train.names)
@@ -60,7 +60,8 @@ def check_apart(train: Items, judged: Items, role: str = "training images", reme
         num_copies = float(len(pairs))
         # Two splits of one set are searched for copies of files only: decoding images would delay every command.
         if not is_one_set:
-            looks = _looks(judged, [row for row in rows if row not in pairs])
+            others = [row for row in rows if row not in pairs]
+            looks = _looks(judged, others)
             pairs |= _alike(looks, _looks(train, same_keys[:_MAX_DECODED]), train)
             num_copies = float(len(pairs))
             sample = choose_sample(train.keys, _MAX_DECODED)
@@ -77,68 +78,69 @@ def check_apart(train: Items, judged: Items, role: str = "training images", reme
     )
     if 2 * num_copies < len(rows):
         print(found, file=sys.stderr)
-    elif remedy is not None:
-        raise ValueError(f"{found}: {remedy}")
-    elif is_one_set:
-        raise ValueError(f"{found}: remove the copies, or judge on others with --val")
-    else:
-        raise ValueError(f"{found}: judge on others with --val, or leave it out for held-out ones")
+        return
+    if remedy is None and is_one_set:
+        remedy = "remove the copies, or judge on others with --val"
+    elif remedy is None:
+        remedy = "judge on others with --val, or leave it out for held-out ones"
+    raise ValueError(f"{found}: {remedy}")
 
 
-def _size(data: Items, index: int) -> int:
+def _size(data: ImageData, index: int) -> int:
     """The size of the file of an image; 0 if it is not a file."""
-    return data.num_bytes(int(data.positions[index]))
+    file = data.file(int(data.positions[index]))
+    return 0 if file is None else file.num_bytes
 
 
-def _same_files(train: Items, judged: Items, rows: list[int], same_keys: list[int]) -> dict[int, str]:
+def _same_files(train: ImageData, judged: ImageData, rows: list[int], same_keys: list[int]) -> dict[int, str]:
     """Which judged files are training files, among all of the same name and a sample of 10,000 others."""
-    digests = {}
-    sizes = set()
+    sizes = {}
     for row in rows:
         size = _size(judged, row)
         if size:
-            sizes.add(size)
-            digests[row] = _digest(judged, row)
+            sizes[row] = size
+    if not sizes:
+        return {}
     # Only files of one size can be equal, so that few are read.
     looked_at = dict.fromkeys([*same_keys, *choose_sample(train.keys, NUM_SIZES)])
-    of_one_size = [index for index in looked_at if sizes and _size(train, index) in sizes]
-    name_of: dict[bytes | None, str] = {}
+    wanted = set(sizes.values())
+    of_one_size = [index for index in looked_at if _size(train, index) in wanted]
+    name_of: dict[bytes, str] = {}
     for index in of_one_size[:_MAX_READ]:
-        name_of.setdefault(_digest(train, index), train.names[index])
-    name_of.pop(None, None)  # a file that cannot be read
-    return {row: name_of[digest] for row, digest in digests.items() if digest in name_of}
+        digest = _digest(train, index)
+        if digest is not None:
+            name_of.setdefault(digest, train.names[index])
+    found = {}
+    for row in sizes:
+        digest = _digest(judged, row)
+        if digest in name_of:
+            found[row] = name_of[digest]
+    return found
 
 
-def _digest(data: Items, index: int) -> bytes | None:
+def _digest(data: ImageData, index: int) -> bytes | None:
+    """A hash of the file of an image; None if it cannot be read."""
+    file = data.file(int(data.positions[index]))
+    assert file is not None
     try:
-        content = data.content(int(data.positions[index]))
+        return hashlib.blake2b(file.read(), digest_size=16).digest()
     except (OSError, ValueError):
         return None
-    return hashlib.blake2b(content, digest_size=16).digest()
 
 
-@dataclass
-class _Looks:
-    """How images look, for comparing every one with every other.
-
-    Attributes:
-        indices: of the images, without those that are flat or cannot be read.
-        colours_nc: float32, the pixels of a tiny picture of each.
-        details_nd: float32, what a larger picture has beside the tiny one, of unit length.
-    """
-
-    indices: list[int]
-    colours_nc: Tensor
-    details_nd: Tensor
+_Looks = tuple[list[int], Tensor, Tensor]
+"""Indices of images, without those that are flat or cannot be read; the pixels of a tiny picture of each, float32
+(N, C); what a larger picture has beside the tiny one, float32 (N, D) of unit length."""
 
 
-def _looks(data: Items, rows: list[int]) -> _Looks:
+def _looks(data: ImageData, rows: list[int]) -> _Looks:
+    """How images look, for comparing every one with every other."""
     indices = []
     colours = []
     details = []
     for row in rows:
         try:
-            picture = data.picture(row).resize((_DETAIL_SIDE, _DETAIL_SIDE), Image.Resampling.BILINEAR)
+            picture = data.load(row, _LOOK_SIDE).resize((_DETAIL_SIDE, _DETAIL_SIDE), Image.Resampling.BILINEAR)
         except (OSError, ValueError):
             continue
         tiny = picture.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
@@ -150,21 +152,23 @@ def _looks(data: Items, rows: list[int]) -> _Looks:
             colours.append(colour)
             details.append((np.asarray(picture, dtype=np.float32) - np.asarray(outline, dtype=np.float32)).ravel())
     if not indices:
-        return _Looks([], torch.empty(0, 1), torch.empty(0, 1))
+        return [], torch.empty(0, 1), torch.empty(0, 1)
     details_nd = torch.from_numpy(np.stack(details))
     centred_nd = details_nd - details_nd.mean(dim=1, keepdim=True)
-    return _Looks(indices, torch.from_numpy(np.stack(colours)), torch.nn.functional.normalize(centred_nd, dim=1))
+    return indices, torch.from_numpy(np.stack(colours)), torch.nn.functional.normalize(centred_nd, dim=1)
 
 
-def _alike(own: _Looks, others: _Looks, train: Items) -> dict[int, str]:
+def _alike(judged: _Looks, others: _Looks, train: ImageData) -> dict[int, str]:
     """For each judged image that looks as a training image does, the name of that one."""
-    if not own.indices or not others.indices:
+    rows, colours_nc, details_nd = judged
+    indices, colours_mc, details_md = others
+    if not rows or not indices:
         return {}
-    difference_nm = torch.cdist(own.colours_nc, others.colours_nc, p=1) / own.colours_nc.shape[1]
-    has_details_nm = own.details_nd @ others.details_nd.mT >= _MIN_CORRELATION
+    difference_nm = torch.cdist(colours_nc, colours_mc, p=1) / colours_nc.shape[1]
+    has_details_nm = details_nd @ details_md.mT >= _MIN_CORRELATION
     is_alike_nm = (difference_nm <= _MAX_DIFFERENCE) & has_details_nm
     found = {}
-    for row, is_alike_m in zip(own.indices, is_alike_nm):
+    for row, is_alike_m in zip(rows, is_alike_nm):
         if is_alike_m.any():
-            found[row] = train.names[others.indices[int(is_alike_m.int().argmax())]]
+            found[row] = train.names[indices[int(is_alike_m.int().argmax())]]
     return found

@@ -6,31 +6,17 @@ import glob
 import json
 import os
 import re
-import struct
 import tarfile
-import threading
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
-from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from raptor.data.classes import number_labels, number_names
-from raptor.data.folder import (
-    SUFFIXES,
-    ListedImages,
-    arrange,
-    count_unread,
-    is_hidden,
-    is_image_path,
-    no_images,
-    walk_folders,
-)
-from raptor.data.images import DiskFile, File, check_file_size
-from raptor.data.index import Listing, indexed
+from raptor.data.folder import SUFFIXES, arrange, count_unread, is_hidden, is_image_path, no_images, walk_folders
+from raptor.data.image_file import ZIP_START, ArchivedFile, DiskFile, File, open_archive, read_at
+from raptor.data.index import FileImages, Listing
 from raptor.data.names import PackedNames
 from raptor.data.split import split_keys, split_word
 from raptor.progress import track
@@ -38,9 +24,6 @@ from raptor.progress import track
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 _MAX_FILES = 1_000_000  # that a pattern may stand for
 _SHOWN = 2000  # letters of a pattern in a message
-_ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")
-_ZIP_START = b"PK\x03\x04"
-_IN_TAR = -1  # in place of a zip's method of compression
 _TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes tars puts at the end
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # first bytes of gzip, bzip2, xz and zstd
 _DAMAGED = "damaged stretches"
@@ -48,22 +31,6 @@ _NO_END = "missing ends of archives"
 _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = 1 << 20  # bytes of an archive that are looked at in one go
-
-
-@lru_cache(maxsize=128)
-def _handle(path: str, process: int, thread: int) -> FileIO:
-    # Entries are read whole, and a buffer would read beyond them.
-    return open(path, "rb", buffering=0)
-
-
-def _read_at(path: str, offset: int, size: int) -> bytes:
-    """Bytes of a file. Each process and thread has its own handle, so forked workers do not move each other's."""
-    handle = _handle(path, os.getpid(), threading.get_ident())
-    handle.seek(offset)
-    data = handle.read(size)
-    if len(data) != size:
-        raise OSError(f"{path} ends inside the entry")
-    return data
 
 
 def expand_ranges(pattern: str) -> list[str]:
@@ -96,36 +63,18 @@ def list_files(pattern: str) -> list[str]:
     return list(dict.fromkeys(found))  # an archive that two patterns name is read once
 
 
-class ArchivedFile(NamedTuple):
-    """Where a file lies in an archive: `size` bytes at `offset`, `num_bytes` when they are unpacked.
-
-    In a zip `offset` is that of the header before the file; `method` and `crc` are as its index has them.
-    """
-
-    archive: str
-    offset: int
-    size: int
-    num_bytes: int
-    method: int = _IN_TAR
-    crc: int = 0
-
-    def read(self) -> bytes:
-        """The content; that of a zip is checked against its CRC."""
-        check_file_size(max(self.size, self.num_bytes))
-        if self.method == _IN_TAR:
-            return _read_at(self.archive, self.offset, self.size)
-        # Only this header says where the content begins: its extra field may be longer than the one in the index.
-        header = _read_at(self.archive, self.offset, _ZIP_LOCAL_HEADER.size)
-        magic, name_size, extra_size = _ZIP_LOCAL_HEADER.unpack(header)
-        if magic != _ZIP_START:
-            raise OSError(f"{self.archive} changed since it was opened")
-        data = _read_at(self.archive, self.offset + _ZIP_LOCAL_HEADER.size + name_size + extra_size, self.size)
-        if self.method == zipfile.ZIP_DEFLATED:
-            # Never more than the index says, because a small stream can unpack to more than fits in memory.
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self.num_bytes + 1)
-        if zlib.crc32(data) != self.crc:
-            raise OSError("checksum mismatch")
-        return data
+def files_of(spec: str) -> dict[str, File]:
+    """The files of a folder, or of zip archives (several joined by commas, or a glob) seen as one, by sorted paths."""
+    root = Path(spec).expanduser()
+    files: dict[str, File] = {}
+    if root.is_dir():
+        for prefix, names in walk_folders(root):
+            for name in names:
+                files[prefix + name] = DiskFile(root / prefix / name)
+    else:
+        for archive in list_files(spec):
+            files |= zip_files(archive)
+    return dict(sorted(files.items()))
 
 
 def zip_files(archive: str) -> dict[str, ArchivedFile]:
@@ -137,7 +86,7 @@ def zip_files(archive: str) -> dict[str, ArchivedFile]:
         raise ValueError(f"cannot read {archive} as a zip: {error}; make it again") from error
     # A zip is listed from its end, so that an archive in front of it would be left out without a word.
     first = min((info.header_offset for info in infos), default=0)
-    if first and _read_at(archive, 0, len(_ZIP_START)) == _ZIP_START:
+    if first and read_at(archive, 0, len(ZIP_START)) == ZIP_START:
         raise ValueError(f"{archive} is several zips end to end, and only the last can be listed: give each by itself")
     files = {}
     for info in infos:
@@ -156,54 +105,15 @@ def _plain_path(name: str) -> str:
     return "/".join(piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".", ".."))
 
 
-class Files:
-    """Files of a folder, or inside zip archives (several joined by commas, or a glob) seen as one folder."""
-
-    def __init__(self, spec: str) -> None:
-        self.root = Path(spec).expanduser()
-        self.entries: dict[str, ArchivedFile] = {}
-        if self.root.is_dir():
-            self.paths = []
-            for prefix, names in walk_folders(self.root):
-                self.paths += [prefix + name for name in names]
-            self.paths.sort()
-            return
-        for archive in list_files(spec):
-            self.entries |= zip_files(archive)
-        self.paths = sorted(self.entries)
-
-    def file(self, path: str) -> File:
-        return self.entries.get(path) or DiskFile(self.root / path)
-
-    def read_text(self, path: str) -> str:
-        try:
-            return self.file(path).read().decode()
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not a text file in UTF-8: unpack the set again") from None
+def open_zips(pattern: str) -> FileImages:
+    """The images of zip archives, which are one image folder."""
+    archives = list_files(pattern)
+    open_archive.cache_clear()  # an archive of that name may have been replaced
+    return FileImages(pattern, "zip", archives, lambda: _list_zips(archives, pattern))
 
 
-class ArchiveImages(ListedImages):
-    """The images of zips, which are one image folder, or of the tar shards of a WebDataset.
-
-    A sample of WebDataset is `key.jpg` with `key.cls` or `key.json` beside it. Of `key.jpg`, `key.png` and
-    `key.depth.png` the first is the image, whatever their order: the others are targets.
-    """
-
-    def __init__(self, kind: str, pattern: str) -> None:
-        self.archives = list_files(pattern)
-        _handle.cache_clear()  # an archive of that name may have been replaced
-        if kind == "zip":
-            super().__init__(pattern, indexed(kind, self.archives, lambda: _list_zips(self.archives, pattern)))
-        else:
-            super().__init__(f"wds/{pattern}", indexed(kind, self.archives, lambda: _list_tars(self.archives, pattern)))
-
-    def file(self, position: int) -> File:
-        archive, *numbers = map(int, self.places[position])
-        return ArchivedFile(self.archives[archive], *numbers)
-
-
-def _list_zips(archives: list[str], spec: str) -> Listing:
-    """The images of all archives. They are one folder, so the layout is read off all of their paths at once."""
+def _list_zips(archives: list[str], pattern: str) -> Listing:
+    # All of them are one folder, so the layout is read off all of their paths at once.
     by_path: dict[str, list[tuple[int, ArchivedFile]]] = {}
     left_out: Counter[str] = Counter()
     for number, archive in enumerate(track(archives, "listing archives", quiet=True)):
@@ -213,26 +123,37 @@ def _list_zips(archives: list[str], spec: str) -> Listing:
             else:
                 count_unread(path, left_out)
     if not by_path:
-        raise no_images(spec, "entries such as train/<class>/x.jpg", left_out)
+        raise no_images(pattern, "entries such as train/<class>/x.jpg", left_out)
     is_repeated = max(map(len, by_path.values())) > 1
     places = []
     names = []
     paths = []
     parts = []
     class_names = []
-    for entry in arrange(list(by_path), left_out):
-        for number, file in by_path[entry.path]:
-            name = entry.path
+    for path, part, class_name in arrange(list(by_path), left_out):
+        for number, file in by_path[path]:
+            name = path
             if is_repeated:  # two archives hold a file of one name
-                name = f"{Path(file.archive).stem}/{name}"
+                name = f"{Path(file.archive).stem}/{path}"
             places.append((number, *file[1:]))
             names.append(name)
-            paths.append(entry.path)
-            parts.append(entry.part)
-            class_names.append(entry.class_name)
+            paths.append(path)
+            parts.append(part)
+            class_names.append(class_name)
     labels, classes = number_names(class_names)
     packed = PackedNames.pack(names)
     return Listing(packed, PackedNames.pack(split_keys(paths)), labels, classes, parts, archives, places, left_out)
+
+
+def open_tars(pattern: str) -> FileImages:
+    """The images of the tar shards of a WebDataset.
+
+    A sample is `key.jpg` with `key.cls` or `key.json` beside it. Of `key.jpg`, `key.png` and `key.depth.png` the first
+    is the image, whatever their order: the others are targets.
+    """
+    archives = list_files(pattern)
+    open_archive.cache_clear()  # an archive of that name may have been replaced
+    return FileImages(f"wds/{pattern}", "tar", archives, lambda: _list_tars(archives, pattern))
 
 
 class _Sample(NamedTuple):
@@ -275,7 +196,11 @@ def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Sam
     labels: dict[str, Any] = {}
     for member in _tar_members(archive, left_out):
         path = _plain_path(member.name)
-        key, suffix = _key_and_suffix(path)
+        # WebDataset names samples up to the first dot: `a/1.depth.png` is `.depth.png` of `a/1`.
+        folder, slash, base = path.rpartition("/")
+        stem, dot, rest = base.partition(".")
+        key = f"{folder}{slash}{stem}"
+        suffix = f"{dot}{rest}".lower()
         is_label = suffix in (".cls", ".json")
         if member.isdir() or is_hidden(path):
             continue
@@ -291,28 +216,18 @@ def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Sam
             labels[key] = _read_label_file(archive, member)
     samples = []
     for key, by_suffix in images.items():
-        first, *others = sorted(by_suffix, key=_suffix_rank)
-        if others and first.count(".") > 1:
+        # `.jpg` before `.png` before `.depth.png`: the first is the image.
+        order = sorted(by_suffix, key=lambda name: (name.count("."), SUFFIXES.index(os.path.splitext(f"x{name}")[1])))
+        first = order[0]
+        if len(order) > 1 and first.count(".") > 1:
             raise ValueError(
-                f"{archive} holds {key}{first} and {key}{others[0]}, which are one sample of WebDataset: "
+                f"{archive} holds {key}{first} and {key}{order[1]}, which are one sample of WebDataset: "
                 "rename such files without further dots"
             )
         member = by_suffix[first]
         image = ArchivedFile(archive, member.offset_data, member.size, member.size)
         samples.append(_Sample(number, key, _plain_path(member.name), image, labels.get(key)))
     return samples
-
-
-def _key_and_suffix(path: str) -> tuple[str, str]:
-    """`a/1.depth.png` to `a/1` and `.depth.png`, as WebDataset names samples: up to the first dot."""
-    folder, slash, base = path.rpartition("/")
-    stem, dot, suffix = base.partition(".")
-    return f"{folder}{slash}{stem}", f"{dot}{suffix}".lower()
-
-
-def _suffix_rank(suffix: str) -> tuple[int, int]:
-    """The least is the image of a sample: `.jpg`, then `.png`, then `.depth.png`."""
-    return suffix.count("."), SUFFIXES.index(f".{suffix.rpartition('.')[2]}")
 
 
 def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarInfo]:
@@ -322,7 +237,7 @@ def _tar_members(archive: str, left_out: Counter[str]) -> Iterator[tarfile.TarIn
     """
     end = 0
     size = os.path.getsize(archive)
-    if _read_at(archive, 0, min(size, 8)).startswith(_COMPRESSED):
+    if read_at(archive, 0, min(size, 8)).startswith(_COMPRESSED):
         raise ValueError(f"cannot read {archive} in place: unpack a compressed one to a plain tar first")
     try:
         # With `ignore_zeros`, or a header that cannot be read would end the archive without a word.
@@ -369,7 +284,7 @@ def _read_label_file(archive: str, member: tarfile.TarInfo) -> Any:
     """What a label file gives as the class: its text, or a value of its JSON; None if there is none."""
     if member.size > _MAX_LABEL_BYTES:
         return -1
-    text = _read_at(archive, member.offset_data, member.size).decode("utf-8", "replace")
+    text = read_at(archive, member.offset_data, member.size).decode("utf-8", "replace")
     if not member.name.lower().endswith(".json"):
         return text
     try:

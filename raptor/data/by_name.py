@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from raptor.data.archives import ArchiveImages
+from raptor.data.archives import open_tars, open_zips
 from raptor.data.dense import DENSE_TASKS, DenseData
-from raptor.data.folder import FolderImages, tell_once
+from raptor.data.folder import open_folder
 from raptor.data.given import given_images
 from raptor.data.hub import open_hub
-from raptor.data.images import File, ImageData
+from raptor.data.images import ImageData
+from raptor.data.index import tell_once
 from raptor.data.memory import JoinedImages
-from raptor.data.split import Split, choose_sample, choose_split
+from raptor.data.split import Split, choose_split
 
 NAMED = ("scenes", "cifar10", "cifar100")
 """Data that is not a path."""
@@ -88,12 +86,8 @@ def open_data(
         size: the side at which scenes are drawn; other data keep their own.
         skip_bad: leave out unreadable images and name them in `.bad`; otherwise they stop the run.
     """
-    if spec is None:
-        spec = []  # refused below, as a list without a name is
-    spec = as_spec(spec)
-    names = [spec]
-    if isinstance(spec, list | tuple):
-        names = list(spec)
+    spec = as_spec([] if spec is None else spec)
+    names = list(spec) if isinstance(spec, list | tuple) else [spec]
     opened: dict[Any, ImageData] = {}
     for name in names:
         if name not in opened:  # a set that is joined with itself is one object, and so is decoded once
@@ -114,10 +108,9 @@ def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageDat
 
         return DrawnScenes(split, size)
     whole = spec if isinstance(spec, ImageData) else _open_reader(spec)
-    rows = choose_split(whole.keys, whole.parts, split, whole.name)
-    chosen = whole.select(rows, f"outside the part `{split}`")
+    chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name), f"outside the part `{split}`")
     if whole.labels is not None and chosen.labels is None:
-        num_missing = int(np.sum(np.array(whole.labels) < 0))
+        num_missing = sum(label < 0 for label in whole.labels)
         tell_once(f"the labels of {whole.name} ({split}) are not used: {num_missing:,} of its images have none")
     return chosen
 
@@ -126,45 +119,29 @@ def _open_reader(spec: str) -> ImageData:
     """All images of the data of one name. Readers that need further packages are imported only for their data."""
     kind, _, path = spec.partition(":")
     if kind in ("cifar10", "cifar100"):
-        from raptor.data.cifar import CifarImages
+        from raptor.data.cifar import open_cifar
 
-        return CifarImages(kind, path or None)
+        return open_cifar(kind, path or None)
     if kind == "imagenet" and path:
-        from raptor.data.imagenet import ImageNetImages
+        from raptor.data.imagenet import open_imagenet
 
-        return ImageNetImages(path)
+        return open_imagenet(path)
     if kind in _TASKS and path:
-        return _FrameImages(_open_dense_reader(spec, _TASKS[kind]))
+        frames = _open_frames(spec, _TASKS[kind])
+        frames.has_targets = False
+        return frames.with_labels(None, None)  # its classes are those of pixels
     if spec.startswith("hf/") and len(spec) > 3:
         return open_hub(spec[3:])
     if spec.startswith("wds/") or spec.lower().endswith(".tar"):
-        return ArchiveImages("tar", spec.removeprefix("wds/"))
+        return open_tars(spec.removeprefix("wds/"))
     if spec.lower().endswith(".zip"):
-        return ArchiveImages("zip", spec)
+        return open_zips(spec)
     folder = Path(spec).expanduser()
     if spec and folder.is_dir():
-        return FolderImages(folder)
+        return open_folder(folder)
     if folder.is_file():
         raise ValueError(f"the file {spec} is not a set of images: give its folder, unpack a compressed archive first")
     raise ValueError(f"unknown data {spec!r}{_did_you_mean(spec, NAMED)}; give {_ACCEPTED}")
-
-
-class _FrameImages(ImageData):
-    """The images of dense data, without labels."""
-
-    def __init__(self, frames: DenseData) -> None:
-        super().__init__(frames.name, frames.names, parts=frames.parts, keys=frames.keys)
-        self.frames = frames
-
-    def file(self, position: int) -> File | None:
-        return self.frames.file(position)
-
-    def stamp(self, position: int) -> int:
-        """The size of the image's own file; targets do not matter."""
-        return self.num_bytes(position) or self.frames.stamp(position)
-
-    def read(self, position: int) -> Image.Image:
-        return self.frames.read(position)[0]
 
 
 def open_dense(
@@ -185,23 +162,21 @@ def open_dense(
         from raptor.data.scenes.drawn import SceneFrames
 
         data: DenseData = SceneFrames(split, task, size)
-        if limit is not None:
-            data = data.select(range(min(limit, len(data))))
-        return data
-    data = _open_dense_reader(spec, task)
-    if split != "all":
-        data = data.select(choose_split(data.keys, data.parts, split, data.name))
+    else:
+        data = _open_frames(spec, task)
+        if split != "all":
+            data = data.select(choose_split(data.keys, data.parts, split, data.name))
     if limit is not None:
-        data = data.select(choose_sample(data.keys, limit))
+        data = data.select(data.sample(limit))
     return data
 
 
-def _open_dense_reader(spec: str, task: str) -> DenseData:
+def _open_frames(spec: str, task: str) -> DenseData:
     kind, _, path = spec.partition(":")
     if kind == "ade20k" and path:
-        from raptor.data.ade20k import Ade20k
+        from raptor.data.ade20k import open_ade20k
 
-        return Ade20k(path, task)
+        return open_ade20k(path, task)
     if kind == "nyuv2" and path:
         from raptor.data.nyuv2 import open_nyuv2
 

@@ -14,8 +14,8 @@ from raptor.data.apart import check_apart
 from raptor.data.archives import list_files
 from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
 from raptor.data.classes import for_head, head_names, renumbered
-from raptor.data.folder import listed, tell_once
 from raptor.data.images import ImageData
+from raptor.data.index import listed, tell_once
 from raptor.data.split import is_train, own_validation
 from raptor.files import RunError
 from raptor.run import read_config
@@ -200,7 +200,7 @@ class ChosenData:
         known = self.head_classes
         if not any_class or known is None or not self.num_classes or found.labels is None:
             return for_head(found, self.num_classes, self.classes, self.names)
-        return renumbered(found, known) or found.without_labels()
+        return renumbered(found, known) or found.with_labels(None, None)
 
     def trained_on(self, model: Any, size: int | None = None) -> ImageData | None:
         """The training images of the run that `model` names or lies in; None if there is no run, or they are gone.
@@ -287,7 +287,7 @@ def labelled_like(judged: ImageData, train: ImageData) -> ImageData:
         f"the labels of {judged.name} are not used: they are not of the classes of {train.name} ({', '.join(shown)})",
         file=sys.stderr,
     )
-    return judged.without_labels()
+    return judged.with_labels(None, None)
 
 
 def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import PurePosixPath
@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.archives import Files
+from raptor.data.archives import files_of
 from raptor.data.folder import is_image_path
-from raptor.data.images import File, Items, one_line, open_image
+from raptor.data.image_file import File, one_line, open_image
+from raptor.data.images import ImageData
 from raptor.data.preprocess import as_rgb
 from raptor.devices import CACHE_SHARE, free_bytes
 from raptor.provenance import note_images
@@ -30,17 +31,19 @@ Size = tuple[int, int]
 """Height and width."""
 
 
-class DenseData(Items):
-    """A map-style set of images (see `Items`) with a mask or a depth map each: `load(i)` gives RGB image and target.
+class DenseData(ImageData):
+    """A map-style set of images (see `ImageData`) with a mask or a depth map each. Readers define `read` and `target`.
 
     Masks are uint8 (H, W): classes 0..num_classes - 1, and `IGNORE_INDEX` where nothing is known. Depths are float32
     (H, W) in metres, 0 where there is no reading.
 
     Attributes:
         classes: class names of the masks; None for depths.
+        dtype: of the targets of a batch.
         max_depth: the largest depth in metres; None for masks.
         frame: height and width of the targets: scores are taken there, and images are shown at it by default.
         eigen_crop: whether the Eigen crop of NYUv2 is defined on these frames.
+        has_targets: False where only the images are read, so that a fingerprint leaves the targets out.
     """
 
     def __init__(
@@ -49,58 +52,42 @@ class DenseData(Items):
         task: str,
         names: Sequence[str],
         parts: Sequence[str | None] | None = None,
+        keys: Sequence[str] | None = None,
         *,
-        frame: tuple[int, int],
-        classes: Sequence[str] | None = None,
+        frame: Size,
+        classes: list[str] | None = None,
         max_depth: float | None = None,
         eigen_crop: bool = False,
     ) -> None:
-        super().__init__(name, names, parts)
+        super().__init__(name, names, None, classes, parts, keys)
         self.task = task
         self.frame = frame
-        self.classes: list[str] | None = None
-        if classes is not None:
-            self.classes = list(classes)
+        self.num_classes = len(classes or [])
+        self.dtype = _DTYPES[task]
         self.max_depth = max_depth
         self.eigen_crop = eigen_crop
+        self.has_targets = True
         self._ahead: dict[tuple[int, Size], Future[tuple[np.ndarray, np.ndarray]]] = {}
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes or [])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the targets of a batch."""
-        return _DTYPES[self.task]
-
-    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
-        """Image and target at a place of the reader's own order. Readers define this; callers use `load`."""
+    def target(self, position: int) -> np.ndarray:
+        """The target at a position of the reader's own order."""
         raise NotImplementedError
 
-    def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
+    def pair(self, index: int) -> tuple[Image.Image, np.ndarray]:
         """Image `index` as RGB and its target; an unreadable one raises BadImage with its name."""
+        position = int(self.positions[index])
         try:
-            image, target = self.read(int(self.positions[index]))
             # Not turned upright, because nothing turns the target.
-            return as_rgb(image, turned=False), target
+            return as_rgb(self.read(position), turned=False), self.target(position)
         except Exception as error:  # image decoders raise almost anything
             raise self.unreadable(index, error) from error
 
-    def picture(self, index: int) -> Image.Image:
-        return self.load(index)[0]
-
-    def select(self, indices: Sequence[int]) -> Self:
-        """The same reader over some of its images."""
-        chosen = super().select(indices)
+    def select(self, indices: Sequence[int], why: str = "") -> Self:
+        chosen = super().select(indices, why)
         chosen._ahead = {}
         return chosen
 
-    def worth_caching(self, device: torch.device) -> bool:
-        """Whether a cache on `device` would give batches faster than the data does."""
-        return True
-
-    def batch(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+    def pairs(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Images `indices` (B,) resized to uint8 (B, 3, *size) and targets (B, *frame), on `device`."""
         ahead = self._ahead
         missing = [i for i in indices.tolist() if (i, size) not in ahead]
@@ -119,12 +106,12 @@ class DenseData(Items):
         return images_bhwc.permute(0, 3, 1, 2).to(device), targets_bhw.to(device, self.dtype)
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
-        """Begin to decode the next `batch` in threads."""
+        """Begin to decode the next `pairs` in threads."""
         # Threads rather than processes: Pillow and NumPy let others run while they decode.
         self._ahead = {(i, size): _decoders().submit(self._decode, i, size) for i in indices.tolist()}
 
     def _decode(self, index: int, size: Size) -> tuple[np.ndarray, np.ndarray]:
-        image, target = self.load(index)
+        image, target = self.pair(index)
         height, width = size
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BICUBIC)
@@ -148,7 +135,8 @@ class PairedFiles(DenseData):
 
     Args:
         spec: a folder, or zips that are seen as one folder.
-        image_folder, target_folder: those names.
+        folders: those names, of the images and of the targets.
+        decode: the target in a picture.
         expected: the path of an image, for the message if there is none.
         frame: by default all targets are as large as the first one.
         facts: as in `DenseData`.
@@ -159,58 +147,54 @@ class PairedFiles(DenseData):
         kind: str,
         task: str,
         spec: str,
-        image_folder: str,
-        target_folder: str,
+        folders: tuple[str, str],
+        decode: Callable[[Image.Image], np.ndarray],
         expected: str,
         frame: Size | None = None,
         **facts: Any,
     ) -> None:
-        self.files = Files(spec)
-        images = []
+        files = files_of(spec)
+        names = []
+        stems = []
         targets = {}
-        for path in filter(is_image_path, self.files.paths):
+        for path in filter(is_image_path, files):
             outer, inner, name = ("", "", *PurePosixPath(path).parts)[-3:]
             stem = PurePosixPath(name).stem
             # The part of the data is the other folder, around the named one or in it.
             for folder, part in ((inner, outer), (outer, inner)):
-                if folder == image_folder:
-                    images.append((path, part, stem))
-                elif folder == target_folder:
+                if folder == folders[0]:
+                    names.append(path)
+                    stems.append((part, stem))
+                elif folder == folders[1]:
                     targets[part, stem] = path
-        if not images:
+        if not names:
             raise ValueError(f"no images of {kind} in {spec}; expected {expected}")
-        self.pairs = []
-        for path, part, stem in images:
-            if (part, stem) not in targets:
-                raise ValueError(f"{path} of {spec} has no picture in {target_folder}/; the task {task} needs it")
-            self.pairs.append((path, targets[part, stem]))
+        self.files: list[tuple[File, File]] = []
+        for path, stem_of in zip(names, stems):
+            if stem_of not in targets:
+                raise ValueError(f"{path} of {spec} has no picture in {folders[1]}/; the task {task} needs it")
+            self.files.append((files[path], files[targets[stem_of]]))
         # The size of a target is needed before the first batch, to reserve the memory of all.
         if frame is None:
-            first = self.pairs[0][1]
             try:
-                width, height = open_image(self.files.file(first).read()).size
+                width, height = open_image(self.files[0][1].read()).size
             except OSError as error:
-                raise ValueError(f"cannot read {first} of {kind}:{spec}: {one_line(error)}") from error
+                raise ValueError(f"cannot read {targets[stems[0]]} of {kind}:{spec}: {one_line(error)}") from error
             frame = (height, width)
-        parts = [part or None for _, part, _ in images]
-        names = [path for path, _, _ in images]
+        parts = [part or None for part, _ in stems]
         super().__init__(f"{kind}:{spec}", task, names, parts, frame=frame, **facts)
+        self.decode = decode
 
     def file(self, position: int) -> File:
-        return self.files.file(self.pairs[position][0])
+        return self.files[position][0]
 
     def stamp(self, position: int) -> int:
         """The sizes of image and target together."""
-        image, target = map(self.files.file, self.pairs[position])
-        return image.num_bytes + target.num_bytes
+        image, target = self.files[position]
+        return image.num_bytes + (target.num_bytes if self.has_targets else 0)
 
-    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
-        image, target = map(self.files.file, self.pairs[position])
-        return open_image(image.read()), self.decode_target(target.read())
-
-    def decode_target(self, content: bytes) -> np.ndarray:
-        """The target in a file. Readers define this."""
-        raise NotImplementedError
+    def target(self, position: int) -> np.ndarray:
+        return self.decode(open_image(self.files[position][1].read()))
 
 
 class FrameStore:
@@ -233,23 +217,18 @@ class FrameStore:
             needed = num_bytes
             if place.type == "cpu":
                 needed *= copies
-            if data.worth_caching(device) and needed <= CACHE_SHARE * free_bytes(place):
-                self._fill(place)
-                break
-
-    def _fill(self, place: torch.device) -> None:
-        num = len(self.data)
-        images = torch.empty(num, 3, *self.size, dtype=torch.uint8, device=place)
-        targets = torch.empty(num, *self.data.frame, dtype=self.data.dtype, device=place)
-        for part in torch.arange(num).split(_FILL_SIZE):
-            images[part], targets[part] = self.data.batch(part, self.size, place)
-        self.images = images
-        self.targets = targets
+            if not data.worth_caching(device) or needed > CACHE_SHARE * free_bytes(place):
+                continue
+            self.images = torch.empty(len(data), 3, *size, dtype=torch.uint8, device=place)
+            self.targets = torch.empty(len(data), *data.frame, dtype=data.dtype, device=place)
+            for part in torch.arange(len(data)).split(_FILL_SIZE):
+                self.images[part], self.targets[part] = data.pairs(part, size, place)
+            break
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images uint8 (B, 3, *size) and targets (B, *frame) of `indices` (on the host), on the device."""
         if self.images is None or self.targets is None:
-            return self.data.batch(indices, self.size, self.device)
+            return self.data.pairs(indices, self.size, self.device)
         own = indices.to(self.images.device)
         return self.images[own].to(self.device), self.targets[own].to(self.device)
 

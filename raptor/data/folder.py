@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-
 from raptor.data.classes import number_names
-from raptor.data.images import DiskFile, File, ImageData, open_image
-from raptor.data.index import Listing, indexed
+from raptor.data.index import FileImages, Listing, listed, tell_once
 from raptor.data.names import PackedNames
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
 
@@ -65,17 +60,6 @@ def no_images(place: str, expected: str, left_out: Mapping[str, int], hint: str 
     return ValueError(f"no images in {place}; expected {expected}{found}{hint}")
 
 
-def listed(left_out: Mapping[str, int]) -> str:
-    """What is left out, in words: each reason with its count."""
-    return ", ".join(f"{kind} ({number:,})" for kind, number in sorted(left_out.items()))
-
-
-@cache
-def tell_once(line: str) -> None:
-    """Print a line about data, which is opened once for each of its splits."""
-    print(line, file=sys.stderr)
-
-
 def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[Entry]:
     """Read splits and classes off relative paths: `train/<class>/x`, `<class>/x` or a flat `x`.
 
@@ -86,9 +70,15 @@ def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[Entry]:
     # Sorted by whole paths, so that a folder, its zip and its parts joined have one order.
     paths = sorted(paths)
     tails = [path.split("/") for path in paths]
-    while _is_wrapped(tails):  # as archives of one folder have it
-        tails = [tail[1:] for tail in tails]
-    has_splits = _has_splits(tails)
+    tops = _tops(tails)
+    while len(tops) == 1 and tops != {""} and not _are_splits(tops):  # one folder around the others, as in many zips
+        inner = [tail[1:] for tail in tails]
+        inner_tops = _tops(inner)
+        if "" in inner_tops and not _are_splits(inner_tops):  # it holds the images itself: a class
+            break
+        tails = inner
+        tops = inner_tops
+    has_splits = _are_splits(tops)
     entries = []
     for path, tail in zip(paths, tails):
         folders = tail[:-1]
@@ -106,61 +96,21 @@ def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[Entry]:
     return entries
 
 
-def _is_wrapped(tails: list[list[str]]) -> bool:
-    """Whether all images lie in one folder around the folders of splits or classes."""
-    tops = _tops(tails)
-    if len(tops) != 1 or tops == {""} or is_split_name(min(tops)):
-        return False
-    inner = [tail[1:] for tail in tails]
-    return _has_splits(inner) or "" not in _tops(inner)
-
-
-def _has_splits(tails: list[list[str]]) -> bool:
-    """Whether the outer folders are splits."""
-    tops = {top.lower() for top in _tops(tails)}
-    if tops & set(TRAIN_NAMES) and tops & set(VAL_NAMES):
-        return True
-    return bool(tops) and all(map(is_split_name, tops))
-
-
 def _tops(tails: list[list[str]]) -> set[str]:
     """The outermost folders, the empty name for files outside any."""
     return {tail[0] if len(tail) > 1 else "" for tail in tails}
 
 
-class ListedImages(ImageData):
-    """Images that are files and were listed once, see `indexed`.
-
-    Attributes:
-        paths: of all listed images, by the position in the reader's own order.
-        places: where each of them lies in its archive.
-    """
-
-    def __init__(self, name: str, found: Listing) -> None:
-        super().__init__(name, found.names, found.labels, found.classes, found.parts, found.keys)
-        self.paths = found.names
-        self.places = found.places
-        self.left_out = dict(found.left_out)
-        if found.left_out:
-            remedy = "convert, repair, unpack or move them to use them"
-            tell_once(f"left out of {self.name}: {listed(found.left_out)}; {remedy}")
-
-    def read(self, position: int) -> Image.Image:
-        return open_image(self.content(position))
-
-    def read_reduced(self, position: int, side: int) -> Image.Image:
-        return open_image(self.content(position), side)
+def _are_splits(tops: set[str]) -> bool:
+    """Whether the outermost folders are splits."""
+    lower = {top.lower() for top in tops}
+    has_both = bool(lower & set(TRAIN_NAMES) and lower & set(VAL_NAMES))
+    return has_both or (bool(lower) and all(map(is_split_name, lower)))
 
 
-class FolderImages(ListedImages):
+def open_folder(root: str | Path) -> FileImages:
     """A folder of image files in the ImageFolder layout, with or without split folders, or flat."""
-
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        super().__init__(str(root), indexed("folder", [str(root)], lambda: _list_folder(self.root)))
-
-    def file(self, position: int) -> File:
-        return DiskFile(self.root / self.paths[position])
+    return FileImages(str(root), "folder", [str(root)], lambda: _list_folder(Path(root)))
 
 
 def _list_folder(root: Path) -> Listing:
@@ -215,7 +165,11 @@ def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:
         files = []
         for entry in entries:
             path = prefix + entry.name
-            if not _is_folder(entry):
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link to itself
+                is_folder = False
+            if not is_folder:
                 files.append(entry.name)
             elif entry.name.startswith("."):
                 continue
@@ -226,10 +180,3 @@ def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:
             elif not f"{here}/".startswith(os.path.realpath(entry.path) + "/"):
                 left.append((f"{path}/", os.path.realpath(entry.path), num_links + 1))
         yield prefix, files
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False

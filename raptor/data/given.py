@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from raptor.data.classes import Labels, number_labels
 from raptor.data.folder import is_image_path
 from raptor.data.hub import TableImages
-from raptor.data.images import DiskFile, File, ImageData, open_image
-from raptor.data.split import choose_sample
+from raptor.data.image_file import DiskFile, File
+from raptor.data.images import ImageData
 
-_NUM_STAMPED = 64  # images whose pixels a fingerprint reads
 _IMAGE_KEYS = ("image", "img", "images", "pixel_values")
 _LABEL_NAMES = ("targets", "labels", "_labels")
 
@@ -72,33 +71,24 @@ class GivenImages(ImageData):
         names = names or [f"{number:06d}" for number in range(len(source))]
         super().__init__(name, names, labels, classes)
         self.source = source
-        self._stamped: tuple[Sequence[str], set[int]] | None = None  # keys, and the positions whose pixels are read
         try:
             first = source[0]
         except Exception as error:  # the code of somebody's set raises anything
             raise ValueError(f"item 0 of the data cannot be read: {type(error).__name__}: {error}") from error
         self.is_files = isinstance(first, str | Path)
         if not self.is_files:
+            self.num_stamped = 64  # each is read for it
             _as_picture(first, 0)  # a wrong shape is an error here and not in the middle of a run
 
     def file(self, position: int) -> File | None:
-        return DiskFile(Path(self.source[position])) if self.is_files else None
+        return DiskFile(self.source[position]) if self.is_files else None
 
     def stamp(self, position: int) -> int:
-        """The size of the file; for other images, of a sample of them, a checksum of their pixels."""
-        if self.is_files:
-            return self.num_bytes(position)
-        if self._stamped is None or self._stamped[0] is not self.keys:  # of another selection of the images
-            rows = choose_sample(self.keys, _NUM_STAMPED)
-            self._stamped = (self.keys, set(self.positions[rows].tolist()))
-        if position not in self._stamped[1]:
-            return 0
-        return zlib.crc32(self.read(position).tobytes())
+        """The size of the file; for other images a checksum of the pixels."""
+        return super().stamp(position) if self.is_files else zlib.crc32(self.read(position).tobytes())
 
-    def read(self, position: int) -> Image.Image:
-        if self.is_files:
-            return open_image(self.content(position))
-        return _as_picture(self.source[position], position)
+    def read(self, position: int, side: int | None = None) -> Image.Image:
+        return super().read(position, side) if self.is_files else _as_picture(self.source[position], position)
 
 
 def _as_picture(item: Any, number: int) -> Image.Image:

@@ -11,8 +11,9 @@ from typing import Any
 from PIL import Image
 
 from raptor.data.classes import Labels, number_labels
-from raptor.data.folder import tell_once
-from raptor.data.images import DiskFile, ImageData, open_image
+from raptor.data.image_file import DiskFile, open_image
+from raptor.data.images import ImageData
+from raptor.data.index import tell_once
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, own_validation
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
@@ -56,7 +57,7 @@ class TableImages(ImageData):
         labels, classes = _read_labels(list(tables.values()), label_column, name)
         super().__init__(name, names, labels, classes, parts, keys)
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         number = bisect_right(self.ends, position)
         table = self.tables[number]
         value = table[position - self.ends[number] + len(table)][self.image_column]

@@ -8,7 +8,8 @@ from typing import Any
 
 from scipy.io import loadmat
 
-from raptor.data.folder import FolderImages
+from raptor.data.folder import open_folder
+from raptor.data.index import FileImages
 from raptor.data.split import is_train
 
 _INNER_FOLDERS = ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
@@ -16,40 +17,37 @@ _GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _SOLUTION = "LOC_val_solution.csv"
 
 
-class ImageNetImages(FolderImages):
+def open_imagenet(root: str) -> FileImages:
     """`train/<wnid>/x.JPEG` and `val/`, whose images lie in class folders or flat.
 
     Flat ones get their labels from the devkit (`ILSVRC2012_validation_ground_truth.txt` with its `meta.mat`) or from
     `LOC_val_solution.csv`. Class indices follow the sorted wnids, as published heads do, not the devkit's numbers.
     """
-
-    def __init__(self, root: str | Path) -> None:
-        top = Path(root).expanduser()
-        base = next((top / inner for inner in _INNER_FOLDERS if (top / inner / "val").is_dir()), top)
-        if not base.is_dir():
-            raise ValueError(f"no folder {base}; expected ImageNet with train/<wnid>/ and val/")
-        super().__init__(base)
-        self.name = f"imagenet:{root}"
-        self.specs = [self.name]
-        labels = self.labels or [-1] * len(self.names)
-        flat = []
-        for position, part in enumerate(self.parts):
-            if labels[position] < 0 and not is_train(part):
-                flat.append(position)
-        if not flat:
-            return
-        wnids = _validation_wnids(top)
-        classes = self.classes or sorted(set(wnids.values()))
-        index = dict(zip(classes, range(len(classes))))
-        for i in flat:
-            stem = PurePosixPath(self.names[i]).stem
-            if stem not in wnids:
-                raise ValueError(f"the validation list has no label for {stem}")
-            if wnids[stem] not in index:
-                raise ValueError(f"validation class {wnids[stem]} has no folder in train/")
-            labels[i] = index[wnids[stem]]
-        self.labels = labels
-        self.classes = classes
+    top = Path(root).expanduser()
+    base = next((top / inner for inner in _INNER_FOLDERS if (top / inner / "val").is_dir()), top)
+    if not base.is_dir():
+        raise ValueError(f"no folder {base}; expected ImageNet with train/<wnid>/ and val/")
+    data = open_folder(base)
+    data.name = f"imagenet:{root}"
+    data.specs = [data.name]
+    labels = data.labels or [-1] * len(data)
+    flat = []
+    for position, part in enumerate(data.parts):
+        if labels[position] < 0 and not is_train(part):
+            flat.append(position)
+    if not flat:
+        return data
+    wnids = _validation_wnids(top)
+    classes = data.classes or sorted(set(wnids.values()))
+    index = dict(zip(classes, range(len(classes))))
+    for position in flat:
+        stem = PurePosixPath(data.names[position]).stem
+        if stem not in wnids:
+            raise ValueError(f"the validation list has no label for {stem}")
+        if wnids[stem] not in index:
+            raise ValueError(f"validation class {wnids[stem]} has no folder in train/")
+        labels[position] = index[wnids[stem]]
+    return data.with_labels(labels, classes)
 
 
 def _validation_wnids(top: Path) -> dict[str, str]:

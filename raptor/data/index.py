@@ -1,4 +1,4 @@
-"""The listing of a large set of images: made once, kept in the cache folder, read in a moment by later processes.
+"""Large sets of image files: listed once, kept in the cache folder, read in a moment by later processes.
 
 Listing a million images takes a minute, and their names as Python strings take gigabytes. The arrays of a kept
 listing are mapped into memory, so processes on one machine share them.
@@ -11,8 +11,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from raptor.data.image_file import ArchivedFile, DiskFile, File
+from raptor.data.images import ImageData
 from raptor.data.names import PackedNames
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
@@ -50,6 +53,42 @@ class Listing:
     sources: list[str] = field(default_factory=list)
     places: Any = ()
     left_out: dict[str, int] = field(default_factory=dict)
+
+
+class FileImages(ImageData):
+    """Images that are files, in a folder or in archives.
+
+    Args:
+        kind: folder, zip or tar: how `addressed`, the folder or the archives, is listed by `make`.
+    """
+
+    def __init__(self, name: str, kind: str, addressed: list[str], make: Callable[[], Listing]) -> None:
+        found = indexed(kind, addressed, make)
+        super().__init__(name, found.names, found.labels, found.classes, found.parts, found.keys)
+        self.addressed = addressed
+        self.paths = found.names
+        self.places = found.places
+        self.left_out = dict(found.left_out)
+        if found.left_out:
+            remedy = "convert, repair, unpack or move them to use them"
+            tell_once(f"left out of {self.name}: {listed(found.left_out)}; {remedy}")
+
+    def file(self, position: int) -> File:
+        if not len(self.places):
+            return DiskFile(os.path.join(self.addressed[0], self.paths[position]))
+        archive, *numbers = map(int, self.places[position])
+        return ArchivedFile(self.addressed[archive], *numbers)
+
+
+def listed(left_out: Mapping[str, int]) -> str:
+    """What is left out, in words: each reason with its count."""
+    return ", ".join(f"{kind} ({number:,})" for kind, number in sorted(left_out.items()))
+
+
+@cache
+def tell_once(line: str) -> None:
+    """Print a line about data, which is opened once for each of its splits."""
+    print(line, file=sys.stderr)
 
 
 def cache_folder() -> Path:
@@ -88,7 +127,7 @@ def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) ->
     return _read(path) or listing
 
 
-def _stamps(sources: Iterable[str]) -> list[list[int]]:
+def _stamps(sources: Sequence[str]) -> list[list[int]]:
     """Size and time of each source; a folder's own time changes with what is in it, and its size says nothing."""
     found = []
     for source in sources:
@@ -101,14 +140,16 @@ def _stamps(sources: Iterable[str]) -> list[list[int]]:
 
 
 def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
-    parts: list[str | None] = list(dict.fromkeys(listing.parts))
+    parts = list(dict.fromkeys(listing.parts))
     code = dict(zip(parts, range(len(parts))))
-    arrays = {}
-    for name, packed in (("names", listing.names), ("keys", listing.keys)):
-        arrays[f"{name}.text"] = packed.text
-        arrays[f"{name}.ends"] = packed.ends
-    arrays["parts"] = np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts))
-    arrays["places"] = np.array(listing.places, dtype=np.int64)
+    arrays = {
+        "names.text": listing.names.text,
+        "names.ends": listing.names.ends,
+        "keys.text": listing.keys.text,
+        "keys.ends": listing.keys.ends,
+        "parts": np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts)),
+        "places": np.array(listing.places, dtype=np.int64),
+    }
     if listing.labels is not None:
         arrays["labels"] = np.array(listing.labels, dtype=np.int64)
     about = {
@@ -140,13 +181,12 @@ def _read(path: Path) -> Listing | None:
         labels = None
         if "labels" in arrays:
             labels = arrays["labels"].tolist()
-        parts = about["parts"]
         return Listing(
             PackedNames(arrays["names.text"], arrays["names.ends"]),
             PackedNames(arrays["keys.text"], arrays["keys.ends"]),
             labels,
             about["classes"],
-            list(map(parts.__getitem__, arrays["parts"].tolist())),
+            list(map(about["parts"].__getitem__, arrays["parts"].tolist())),
             about["sources"],
             arrays["places"],
             about["left_out"],

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raptor.data.images import File, ImageData, Pixels, Progress, fill_uint8
+from raptor.data.image_file import File
+from raptor.data.images import ImageData, Pixels, Progress, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.devices import to_device
 
@@ -25,7 +26,7 @@ class WholeBatches(ImageData):
         """Images at `positions` (B,) of the reader's own order as uint8 (B, 3, S, S) on `device`."""
         raise NotImplementedError
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         image = self.take(torch.tensor([position]), torch.device("cpu"))[0]
         return Image.fromarray(image.permute(1, 2, 0).numpy())
 
@@ -75,6 +76,7 @@ class JoinedImages(ImageData):
         else:
             super().__init__(name, names, keys=keys)
         self.specs = specs
+        self.num_stamped = min(data.num_stamped for data in sets)
         self.left_out = dict(left_out)
         self.not_chosen = dict(not_chosen)
         self.sets = list(sets)
@@ -106,13 +108,9 @@ class JoinedImages(ImageData):
         data, own = self._place(position)
         return data.stamp(own)
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         data, own = self._place(position)
-        return data.read(own)
-
-    def read_reduced(self, position: int, side: int) -> Image.Image:
-        data, own = self._place(position)
-        return data.read_reduced(own, side)
+        return data.read(own, side)
 
 
 class InMemory(WholeBatches):
@@ -134,6 +132,7 @@ class InMemory(WholeBatches):
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
         super().__init__(data.name, data.names, data.labels, data.classes, data.parts, data.keys)
         self.specs = list(data.specs)
+        self.num_stamped = data.num_stamped
         self.left_out = data.left_out
         self.data = data
         self.rows, self.where = data.distinct()

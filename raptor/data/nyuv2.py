@@ -10,7 +10,7 @@ from PIL import Image
 from scipy.io import loadmat
 
 from raptor.data.dense import IGNORE_INDEX, DenseData, PairedFiles
-from raptor.data.images import DiskFile, open_image
+from raptor.data.image_file import DiskFile
 
 _MAX_DEPTH = 10.0
 _CLASS_NAMES = """
@@ -20,6 +20,7 @@ _CLASS_NAMES = """
     other furniture, other prop
 """
 CLASSES = [name.strip() for name in _CLASS_NAMES.split(",")]
+_DEPTH: dict[str, Any] = {"max_depth": _MAX_DEPTH, "eigen_crop": True}
 _NUM_FOLDER_CLASSES = 39
 """Of the 40 classes, label 39 of the folder layout mixes one with "unlabelled" and is left out."""
 
@@ -33,33 +34,30 @@ def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
         return _NyuMat(mat, task)
     if path.suffix == ".mat":
         raise ValueError(f"no file {path}; give the path of nyu_depth_v2_labeled.mat")
-    folder = "depth"
-    if task == "segment":
-        folder = "label40"
     expected = "a .mat or train/rgb/0000.png"
-    return _NyuPictures("nyuv2", task, spec, "rgb", folder, expected, **_facts(task, _NUM_FOLDER_CLASSES))
+    if task == "depth":
+        return PairedFiles("nyuv2", task, spec, ("rgb", "depth"), _read_depth, expected, **_DEPTH)
+    classes = CLASSES[:_NUM_FOLDER_CLASSES]
+    return PairedFiles("nyuv2", task, spec, ("rgb", "label40"), _read_labels, expected, classes=classes)
 
 
-class _NyuPictures(PairedFiles):
-    """Pictures of depths (8 bit: value x 10 / 255 metres, 16 bit: millimetres; 0 is no reading) or of class numbers."""
+def _read_depth(picture: Image.Image) -> np.ndarray:
+    """Metres: 8 bit is value x 10 / 255, 16 bit millimetres; 0 is no reading."""
+    if picture.mode != "L" and not picture.mode.startswith("I"):  # a palette's numbers, or metres as real numbers
+        raise ValueError(
+            f"a depth picture is grey with 8 or 16 bits, this one is {picture.mode}: save it as one of them"
+        )
+    values = np.array(picture).astype(np.float32)
+    if picture.mode == "L":
+        return values * np.float32(_MAX_DEPTH / 255)
+    return values / np.float32(1000)
 
-    def decode_target(self, content: bytes) -> np.ndarray:
-        image = open_image(content)
-        if self.task == "segment":
-            labels = np.array(image)
-            if labels.ndim != 2:
-                raise ValueError(
-                    f"a label picture has one channel, this one is {image.mode}: save the class numbers as grey"
-                )
-            return np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
-        if image.mode != "L" and not image.mode.startswith("I"):  # a palette's numbers, or metres as real numbers
-            raise ValueError(
-                f"a depth picture is grey with 8 or 16 bits, this one is {image.mode}: save it as one of them"
-            )
-        values = np.array(image).astype(np.float32)
-        if image.mode == "L":
-            return values * np.float32(_MAX_DEPTH / 255)
-        return values / np.float32(1000)
+
+def _read_labels(picture: Image.Image) -> np.ndarray:
+    labels = np.array(picture)
+    if labels.ndim != 2:
+        raise ValueError(f"a label picture has one channel, this one is {picture.mode}: save the class numbers as grey")
+    return np.where(labels < _NUM_FOLDER_CLASSES, labels, IGNORE_INDEX).astype(np.uint8)
 
 
 class _NyuMat(DenseData):
@@ -84,12 +82,7 @@ class _NyuMat(DenseData):
         except OSError as error:
             raise ValueError(f"cannot read {path} as an HDF5 .mat: {error}") from None
         num_images, _, width, height = self.arrays["images"].shape
-        names = [f"{i:04d}" for i in range(num_images)]
-        parts = self._official_split(num_images)
-        super().__init__(f"nyuv2:{path}", task, names, parts, frame=(height, width), **_facts(task, len(CLASSES)))
-
-    def _official_split(self, num_images: int) -> list[str | None]:
-        splits = _load_mat(self.path.parent / "splits.mat", "the official split")
+        splits = _load_mat(path.parent / "splits.mat", "the official split")
         parts: list[str | None] = [None] * num_images
         for key, part in (("trainNdxs", "train"), ("testNdxs", "test")):
             for number in np.ravel(splits[key]).tolist():
@@ -97,24 +90,22 @@ class _NyuMat(DenseData):
                     parts[int(number) - 1] = part
         if None in parts:
             raise ValueError(f"splits.mat does not list frame {parts.index(None) + 1}; is it the official one?")
-        return parts
+        names = [f"{i:04d}" for i in range(num_images)]
+        facts = _DEPTH if task == "depth" else {"classes": CLASSES}
+        super().__init__(f"nyuv2:{path}", task, names, parts, frame=(height, width), **facts)
 
     def stamp(self, position: int) -> int:
         """The size of the whole .mat, which holds all frames."""
         return DiskFile(self.path).num_bytes
 
-    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         # MATLAB stores columns first, so each array arrives transposed.
-        image = Image.fromarray(np.ascontiguousarray(self.arrays["images"][position].transpose(2, 1, 0)))
+        return Image.fromarray(np.ascontiguousarray(self.arrays["images"][position].transpose(2, 1, 0)))
+
+    def target(self, position: int) -> np.ndarray:
         if self.mapping is None:
-            return image, np.ascontiguousarray(self.arrays["depths"][position].T.astype(np.float32))
-        return image, self.mapping[self.arrays["labels"][position].T]
-
-
-def _facts(task: str, num_classes: int) -> dict[str, Any]:
-    if task == "depth":
-        return {"max_depth": _MAX_DEPTH, "eigen_crop": True}
-    return {"classes": CLASSES[:num_classes]}
+            return np.ascontiguousarray(self.arrays["depths"][position].T.astype(np.float32))
+        return np.asarray(self.mapping[self.arrays["labels"][position].T])
 
 
 def _load_mat(path: Path, what: str) -> dict[str, Any]:

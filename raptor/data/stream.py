@@ -16,7 +16,8 @@ from torch import Tensor
 
 from raptor.data.augment import change_colours, draw_boxes, draw_colours, paste
 from raptor.data.by_name import open_data
-from raptor.data.images import BadImage, ImageData, Pixels, Progress, chunks_of, fill_uint8
+from raptor.data.image_file import BadImage
+from raptor.data.images import ImageData, Pixels, Progress, chunks_of, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choose_sample
 from raptor.devices import CACHE_SHARE, ONE_PROCESS, Ranks, free_bytes, processes_here, to_device

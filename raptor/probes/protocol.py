@@ -20,7 +20,6 @@ from raptor.probes.segment import Segment
 from raptor.subject import Subject
 from raptor.vit.view import ViT
 
-_AnyData = ImageData | DenseData
 _Size = int | tuple[int, int] | None
 
 _STARTS = ("own", "random")
@@ -43,8 +42,8 @@ DEFAULTS = {
 def probe(
     vit: ViT,
     task: str,
-    train_data: _AnyData | str,
-    val_data: _AnyData | str | None = None,
+    train_data: ImageData | str,
+    val_data: ImageData | str | None = None,
     *,
     lrs: Sequence[float] | None = None,
     epochs: int | None = None,
@@ -126,7 +125,7 @@ def probe(
         raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
     made: Classify | Segment | Depth
     shared: dict[str, Any] = {"batch_size": batch_size or own.batch_size, "precision": precision, "ranks": ranks}
-    if isinstance(train, ImageData) and isinstance(val, ImageData):
+    if task == "classify":
         # Centre crops are square.
         if isinstance(size, tuple):
             raise ValueError("classification takes square images: give one size")
@@ -208,12 +207,13 @@ def probe(
     )
 
 
-def _open(data: _AnyData | str, split: Split, task: str) -> _AnyData:
+def _open(data: ImageData | str, split: Split, task: str) -> ImageData:
     """Data of the task, opened by its name where it is one."""
     opener = "open_data" if task == "classify" else "open_dense"
     if isinstance(data, str):
         return open_data(data, split) if task == "classify" else open_dense(data, split, task)
-    of_task = "classify" if isinstance(data, ImageData) else data.task
+    # The images of dense data, opened without their targets, are images as any others.
+    of_task = data.task if isinstance(data, DenseData) and data.has_targets else "classify"
     if of_task != task:
         raise ValueError(f"{data.name} was not opened for {task}; use {opener}")
     return data

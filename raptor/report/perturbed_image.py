@@ -11,7 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from raptor.data.images import FORMATS
+from raptor.data.image_file import FORMATS
 from raptor.data.preprocess import as_rgb
 from raptor.dynamics.states import angle, unit
 from raptor.report.charts import Figure, Series, described

@@ -23,7 +23,7 @@ from raptor.certificate.linear_head import LinearHead
 from raptor.cli import main
 from raptor.commands.evaluate import evaluate
 from raptor.data import iterate, open_data
-from raptor.data.images import Items
+from raptor.data.images import ImageData
 from raptor.files import RunError
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
@@ -179,14 +179,14 @@ def test_a_run_keeps_the_classes_it_was_given(tmp_path: Path, monkeypatch: pytes
     assert same.summary.validation.teacher_accuracy == known.teacher_accuracy
     monkeypatch.chdir(tmp_path / "there")
     looked_at: list[int] = []
-    compute = Items.fingerprint
+    compute = ImageData.fingerprint
 
-    def counted(self: Items) -> str:
+    def counted(self: ImageData) -> str:
         if self._fingerprint is None:
             looked_at.append(len(self))
         return compute(self)
 
-    monkeypatch.setattr(Items, "fingerprint", counted)
+    monkeypatch.setattr(ImageData, "fingerprint", counted)
     measured: dict[str, Any] = dict(train_images=4, device="cpu")
     found = evaluate(str(run), **measured).certificate
     assert found.predictions["teacher_accuracy"].value == known.teacher_accuracy

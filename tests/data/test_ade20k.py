@@ -25,7 +25,7 @@ def test_ade20k_sample() -> None:
         for i, name in enumerate(data.names):
             raw = packed.read(name.replace("images", "annotations").replace(".jpg", ".png"))
             raw_mask = np.array(Image.open(io.BytesIO(raw))).astype(int)
-            image, mask = data.load(i)
+            image, mask = data.pair(i)
             assert image.size == raw_mask.shape[::-1] and mask.dtype == np.uint8
             np.testing.assert_array_equal(mask.astype(int), np.where(raw_mask == 0, 255, raw_mask - 1))
     with pytest.raises(ValueError, match="no train images"):
@@ -37,7 +37,7 @@ def test_ade20k_sample() -> None:
     again = store.batch(torch.tensor([2, 0]))
     assert torch.equal(again[0], images) and torch.equal(again[1], masks)
     assert images.shape == (2, 3, 112, 112) and masks.shape == (2, 518, 518)
-    third = data.load(2)[1]
+    third = data.pair(2)[1]
     rows, columns = ((np.arange(518) + 0.5) * third.shape[0] / 518), ((np.arange(518) + 0.5) * third.shape[1] / 518)
     np.testing.assert_array_equal(masks[0].numpy(), third[rows.astype(int)][:, columns.astype(int)])
 
@@ -47,7 +47,7 @@ def test_a_fingerprint_sees_the_sizes_of_files_in_an_archive() -> None:
     with zipfile.ZipFile(sample("ade20k-sample.zip")) as packed:
         name = data.names[0]
         sizes = [len(packed.read(path)) for path in (name, name.replace("images", "annotations")[:-3] + "png")]
-    assert (data.num_bytes(int(data.positions[0])), data.stamp(int(data.positions[0]))) == (sizes[0], sum(sizes))
+    assert (data.file(int(data.positions[0])).num_bytes, data.stamp(int(data.positions[0]))) == (sizes[0], sum(sizes))
 
 
 def test_ade20k_folder(tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_ade20k_folder(tmp_path: Path) -> None:
         )
     for path in (tmp_path, root):
         train, val = (open_dense(f"ade20k:{path}", split) for split in ("train", "val"))
-        assert (train.load(0)[1] == 149).all() and (val.load(0)[1] == 255).all()
+        assert (train.pair(0)[1] == 149).all() and (val.pair(0)[1] == 255).all()
     with pytest.raises(ValueError, match="no depths"):
         open_dense(f"ade20k:{root}", "val", "depth")
     save_array(root / "annotations" / "validation" / "ADE_val_00000001.png", np.full((6, 8), 151, np.uint8))
     with pytest.raises(BadImage, match="ADE_val_00000001"):
-        open_dense(f"ade20k:{root}", "val").load(0)
+        open_dense(f"ade20k:{root}", "val").pair(0)
     (root / "annotations" / "validation" / "ADE_val_00000001.png").unlink()
     with pytest.raises(ValueError, match="has no picture in annotations/"):
         open_dense(f"ade20k:{root}", "val")

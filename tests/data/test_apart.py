@@ -38,7 +38,7 @@ class _Given(ImageData):
         super().__init__(name, [f"{name}-{seed}" for seed in seeds])
         self.seeds = seeds
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         return Image.fromarray(pixels(self.seeds[position]))
 
 

@@ -17,8 +17,7 @@ from tiny_certified import tiny_vit
 from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, pixels, same, write_tree
 
 from raptor.data import BadImage, Preprocess, iterate, open_data
-from raptor.data import archives as archives_module
-from raptor.data.archives import expand_ranges
+from raptor.data.archives import expand_ranges, open_tars
 from raptor.subject import Subject
 
 
@@ -72,7 +71,7 @@ def test_the_image_of_a_tar_sample_is_not_its_mask(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {name: encoded(seed, kinds[name[-3:]]) for name, seed in entries.items()})
     data = open_data(f"wds/{tmp_path}/a.tar", "all")
     assert list(data.names) == ["1", "2"]
-    found = [data.content(i) for i in range(2)]
+    found = [data.file(i).read() for i in range(2)]
     assert found == [encoded(7, "jpeg"), encoded(9)]
     write_tar(tmp_path / "b.tar", {f"img.{i}.png": encoded(i) for i in range(3)})
     with pytest.raises(ValueError, match=r"b\.tar holds img\.0\.png and img\.1\.png, which are one sample"):
@@ -161,7 +160,7 @@ def test_a_sample_without_a_label_does_not_renumber_the_others(
 ) -> None:
     """Class 2 is class 2, though `10` comes before `2` as text."""
     write_tar(tmp_path / "x.tar", _labelled({"a": b"2", "b": b"10", "c": without, "d": b"3"}))
-    whole = archives_module.ArchiveImages("tar", f"{tmp_path}/x.tar")
+    whole = open_tars(f"{tmp_path}/x.tar")
     assert whole.labels == [2, 10, -1, 3] and whole.classes == [str(i) for i in range(11)]
     assert open_data(f"wds/{tmp_path}/x.tar", "all").labels is None
     assert "the labels of" in capsys.readouterr().err

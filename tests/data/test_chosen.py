@@ -244,7 +244,7 @@ def test_the_images_of_a_run_are_known_however_they_are_read(two_places: Path) -
     runs = [
         _run(two_places / "limited", train, val),
         _run(two_places / "kept", InMemory(train, small), InMemory(val, small)),
-        _run(two_places / "plain", train.without_labels(), val.with_labels([0] * len(val), ["c"])),
+        _run(two_places / "plain", train.with_labels(None, None), val.with_labels([0] * len(val), ["c"])),
         _run(two_places / "joined", both.training(), both.judged(), data=["photos", "more"], val="more", split="all"),
         _run(two_places / "older", train, val, images=None),
     ]

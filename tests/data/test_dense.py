@@ -26,12 +26,12 @@ def frames(tmp_path: Path) -> DenseData:
 
 
 def test_a_batch_is_its_frames(frames: DenseData) -> None:
-    images, depths = frames.batch(torch.tensor([4, 1]), (6, 8), CPU)
+    images, depths = frames.pairs(torch.tensor([4, 1]), (6, 8), CPU)
     assert images.shape == (2, 3, 6, 8) and images.dtype == torch.uint8 and depths.dtype == torch.float32
     np.testing.assert_array_equal(images[0].permute(1, 2, 0).numpy(), colour(4))
     torch.testing.assert_close(depths, torch.tensor([4.0, 1.0]).view(2, 1, 1).expand(2, 6, 8) / 25.5)
     few = frames.select([5, 4])
-    assert torch.equal(few.batch(torch.tensor([1]), (6, 8), CPU)[0][0], images[0])
+    assert torch.equal(few.pairs(torch.tensor([1]), (6, 8), CPU)[0][0], images[0])
 
 
 def test_a_fingerprint_of_frames_sees_the_sizes_of_images_and_targets(frames: DenseData, tmp_path: Path) -> None:
@@ -46,11 +46,11 @@ def test_a_fingerprint_of_frames_sees_the_sizes_of_images_and_targets(frames: De
 
 
 def test_decoding_ahead_changes_nothing(frames: DenseData) -> None:
-    expected = frames.batch(torch.tensor([2, 0]), (3, 4), CPU)
+    expected = frames.pairs(torch.tensor([2, 0]), (3, 4), CPU)
     frames.prefetch(torch.tensor([2, 5]), (3, 4))
-    again = frames.batch(torch.tensor([2, 0]), (3, 4), CPU)
+    again = frames.pairs(torch.tensor([2, 0]), (3, 4), CPU)
     frames.prefetch(torch.tensor([2, 0]), (6, 8))  # of another size: not used
-    third = frames.batch(torch.tensor([2, 0]), (3, 4), CPU)
+    third = frames.pairs(torch.tensor([2, 0]), (3, 4), CPU)
     for batch in (again, third):
         assert all(torch.equal(a, b) for a, b in zip(batch, expected))
 
@@ -63,7 +63,7 @@ def test_a_store_keeps_frames_only_if_they_fit(frames: DenseData, monkeypatch: p
     assert (store.images is not None) == fits
     assert FrameStore(frames, (3, 4), CPU, copies=2).images is None  # two processes would keep it twice
     store.prefetch(torch.tensor([3, 1]))
-    for mine, expected in zip(store.batch(torch.tensor([3, 1])), frames.batch(torch.tensor([3, 1]), (3, 4), CPU)):
+    for mine, expected in zip(store.batch(torch.tensor([3, 1])), frames.pairs(torch.tensor([3, 1]), (3, 4), CPU)):
         assert torch.equal(mine, expected)
 
 
@@ -76,6 +76,6 @@ def test_scenes_answer_the_same_call(task: str) -> None:
     store.prefetch(torch.tensor([7, 2]))
     images, targets = store.batch(torch.tensor([7, 2]))
     for row, index in enumerate((7, 2)):
-        image, target = data.load(index)
+        image, target = data.pair(index)
         np.testing.assert_array_equal(images[row].permute(1, 2, 0).numpy(), np.asarray(image))
         np.testing.assert_array_equal(targets[row].numpy(), target)

@@ -35,7 +35,7 @@ def test_images_in_memory_are_those_of_their_data(data: ImageData) -> None:
     held = InMemory(part, preprocess)
     assert held.fingerprint() == part.fingerprint() != data.fingerprint()
     assert held.select([2]).fingerprint() == data.select([9]).fingerprint()
-    assert [held.num_bytes(i) for i in range(3)] == [data.num_bytes(i) for i in (5, 2, 9)]
+    assert [held.file(i) for i in range(3)] == [data.file(i) for i in (5, 2, 9)]
     both = JoinedImages([held, InMemory(data, preprocess)])
     expected = torch.cat([part.batch(range(3), preprocess, "cpu"), data.batch(range(23), preprocess, "cpu")])
     order = [25, 0, 3, 2, 7]

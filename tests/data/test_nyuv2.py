@@ -36,8 +36,8 @@ def test_nyuv2_samples() -> None:
             np.array(Image.open(io.BytesIO(packed.read(name.replace("rgb", folder).replace("webp", "png")))))
             for folder in ("depth", "label40")
         ]
-    np.testing.assert_allclose(train.load(5)[1], raw[0] / 25.5, rtol=1e-6)
-    np.testing.assert_array_equal(masks.load(5)[1], np.where(raw[1] == 39, 255, raw[1]))
+    np.testing.assert_allclose(train.pair(5)[1], raw[0] / 25.5, rtol=1e-6)
+    np.testing.assert_array_equal(masks.pair(5)[1], np.where(raw[1] == 39, 255, raw[1]))
 
 
 def make_folders(root: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -56,9 +56,9 @@ def test_nyuv2_folders(tmp_path: Path) -> None:
     for path in (tmp_path / "nyu", tmp_path / "nyu.zip"):
         train, val = (open_dense(f"nyuv2:{path}", split, "depth") for split in ("train", "val"))
         assert (len(train), len(val), train.frame, train.eigen_crop) == (1, 1, (6, 8), True)
-        np.testing.assert_allclose(train.load(0)[1], train_depth / 25.5, rtol=1e-6)
-        np.testing.assert_allclose(val.load(0)[1], test_depth / 1000, rtol=1e-6)
-        np.testing.assert_array_equal(np.array(val.load(0)[0]), colour(2))
+        np.testing.assert_allclose(train.pair(0)[1], train_depth / 25.5, rtol=1e-6)
+        np.testing.assert_allclose(val.pair(0)[1], test_depth / 1000, rtol=1e-6)
+        np.testing.assert_array_equal(np.array(val.pair(0)[0]), colour(2))
     with pytest.raises(ValueError, match="has no picture in label40/; the task segment needs it"):
         open_dense(f"nyuv2:{tmp_path / 'nyu'}", "train", "segment")
 
@@ -82,7 +82,7 @@ def test_pictures_whose_numbers_are_no_depths_or_labels_are_refused(tmp_path: Pa
             picture.save(root / folder / f"0000.{ending}")
         data = open_dense(f"nyuv2:{root.parent}", "train", "depth" if folder == "depth" else "segment")
         with pytest.raises(ValueError, match=message) as error:
-            data.load(0)
+            data.pair(0)
         assert "0000" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -109,7 +109,7 @@ def test_nyuv2_mat(tmp_path: Path) -> None:
     for spec in (f"nyuv2:{path}", f"nyuv2:{tmp_path}"):
         train, val = (open_dense(spec, split, "depth") for split in ("train", "val"))
         assert (train.names, val.names, train.frame) == (["0001", "0003"], ["0000", "0002"], (6, 8))
-        image, depth = train.load(1)
+        image, depth = train.pair(1)
         np.testing.assert_array_equal(np.array(image), images[3])
         np.testing.assert_array_equal(depth, depths[3])
     before = train.fingerprint()
@@ -121,4 +121,4 @@ def test_nyuv2_mat(tmp_path: Path) -> None:
     savemat(tmp_path / "classMapping40.mat", {"mapClass": np.array([[40, 7, 7]])})
     masks = open_dense(f"nyuv2:{path}", "train", "segment")
     assert masks.num_classes == 40
-    np.testing.assert_array_equal(masks.load(1)[1], np.array([255, 39, 6, 6])[labels[3]])
+    np.testing.assert_array_equal(masks.pair(1)[1], np.array([255, 39, 6, 6])[labels[3]])

@@ -42,7 +42,7 @@ class Numbered(ImageData):
             "numbered", [f"{i}" for i in range(num_images)], [i % 3 for i in range(num_images)], list("abc")
         )
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         return Image.fromarray(np.full((1, 1, 3), position, dtype=np.uint8))
 
 
@@ -377,7 +377,7 @@ class Counted(Numbered):
 
     broken: int | None = None
 
-    def read(self, position: int) -> Image.Image:
+    def read(self, position: int, side: int | None = None) -> Image.Image:
         self.num_read = getattr(self, "num_read", 0) + 1
         if position == self.broken:
             raise OSError("broken")

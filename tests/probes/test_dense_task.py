@@ -43,7 +43,7 @@ def test_real_frames(vit: ViT, task: str) -> None:
     assert result.size == (45, 60) and result.num_images["reported"] == 12
     scores = result.chosen.mean
     if task == "depth":
-        true = np.stack([val.load(i)[1] for i in range(12)])
+        true = np.stack([val.pair(i)[1] for i in range(12)])
         guess_of_5_metres = math.sqrt(((true[true > 0] - 5.0) ** 2).mean())
         assert scores["rmse"] < guess_of_5_metres and 0 < scores["rmse_eigen"] < guess_of_5_metres
     else:

@@ -54,18 +54,18 @@ def test_a_seed_that_is_repeated_is_refused(vit: ViT) -> None:
 class Scrambled(SceneFrames):
     """Validation scenes with other targets."""
 
-    def batch(
+    def pairs(
         self, indices: torch.Tensor, size: tuple[int, int], device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        images, targets = super().batch(indices, size, device)
+        images, targets = super().pairs(indices, size, device)
         return images, targets.flip(-1, -2) if self.task == "segment" else 11.0 - targets.clamp(max=10)
 
 
 @pytest.mark.parametrize("task", ["classify", "segment", "depth"])
 def test_the_choice_never_sees_the_reported_set(vit: ViT, task: str) -> None:
     train, val = data_for(task)
-    if isinstance(val, ImageData):
-        other: ImageData | DenseData = copy.copy(val)
+    if not isinstance(val, DenseData):
+        other: ImageData = copy.copy(val)
         other.labels = [(label + 1) % 4 for label in val.labels or []]  # type: ignore[union-attr]
     else:
         other = Scrambled("val", task, 24).select(range(len(val)))
@@ -154,10 +154,10 @@ def test_one_scored_image_that_is_not_finite_gives_no_score(vit: ViT, task: str,
 class Bare(SceneFrames):
     """Scenes without any target."""
 
-    def batch(
+    def pairs(
         self, indices: torch.Tensor, size: tuple[int, int], device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        images, targets = super().batch(indices, size, device)
+        images, targets = super().pairs(indices, size, device)
         return images, torch.full_like(targets, 255 if self.task == "segment" else 0)
 
 

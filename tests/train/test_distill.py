@@ -100,7 +100,7 @@ def without_head(num_labels: int) -> tuple[ViT, tuple[ImageData, ImageData]]:
     teacher = open_vit(tiny_teacher().model, size=24, head_classes=0)
     pair = [open_data("scenes", part, limit=num, size=24) for part, num in (("train", 64), ("val", 8))]
     if num_labels == 0:
-        pair = [data.without_labels() for data in pair]
+        pair = [data.with_labels(None, None) for data in pair]
     return teacher, (pair[0], pair[1])
 
 

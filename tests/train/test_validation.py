@@ -13,7 +13,7 @@ from raptor.vit.trajectory import NonFiniteStates
 
 
 def test_labels_of_the_judged_images_give_accuracy_where_the_training_images_have_none(tmp_path):
-    train = open_data("scenes", "train", limit=32, size=24).without_labels()
+    train = open_data("scenes", "train", limit=32, size=24).with_labels(None, None)
     val = open_data("scenes", "val", limit=12, size=24)
     recipe = write_recipe(tmp_path, budget="2steps")
     teacher = tiny_teacher(num_classes=len(val.classes))

@@ -81,32 +81,31 @@ class SceneFrames(DenseData):
 
     def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
         self.drawn = DrawnScenes(split, size)
-        side = self.drawn.side
-        facts: dict[str, Any] = {"classes": MASK_CLASSES}
-        if task == "depth":
-            facts = {"max_depth": _MAX_DEPTH}
-        super().__init__("scenes", task, self.drawn.names, self.drawn.parts, frame=(side, side), **facts)
-        self.keys = self.drawn.keys
+        frame = (self.drawn.side, self.drawn.side)
+        facts: dict[str, Any] = {"classes": list(MASK_CLASSES)} if task == "segment" else {"max_depth": _MAX_DEPTH}
+        super().__init__("scenes", task, self.drawn.names, self.drawn.parts, self.drawn.keys, frame=frame, **facts)
+
+    def sample(self, limit: int | None) -> list[int]:
+        return self.drawn.sample(limit)
 
     def worth_caching(self, device: torch.device) -> bool:
         return self.drawn.worth_caching(device)
 
-    def batch(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+    def pairs(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         drawn = self.drawn.draw(self.positions[indices], device)
         images = drawn.images
         if images.shape[-2:] != size:
             images = F.interpolate(images.float(), size=size, mode="bicubic", antialias=True)
             images = images.round_().clamp_(0, 255).to(torch.uint8)
-        return images, self._target(drawn)
+        return images, drawn.masks if self.task == "segment" else drawn.depths
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
         """Nothing to do: a scene is drawn when its batch is."""
 
-    def read(self, position: int) -> tuple[Image.Image, np.ndarray]:
-        drawn = self.drawn.draw(torch.tensor([position]))
-        return Image.fromarray(drawn.images[0].permute(1, 2, 0).numpy()), self._target(drawn)[0].numpy()
+    def read(self, position: int, side: int | None = None) -> Image.Image:
+        return self.drawn.read(position)
 
-    def _target(self, drawn: SceneBatch) -> Tensor:
-        if self.task == "segment":
-            return drawn.masks
-        return drawn.depths
+    def target(self, position: int) -> np.ndarray:
+        drawn = self.drawn.draw(torch.tensor([position]))
+        target = drawn.masks if self.task == "segment" else drawn.depths
+        return target[0].numpy()

@@ -46,8 +46,8 @@ def test_scenes_have_masks_and_depths() -> None:
     masks, depths = (open_dense("scenes", "val", task, limit=5, size=24) for task in ("segment", "depth"))
     assert (len(masks), masks.num_classes, masks.classes and masks.classes[0]) == (5, 6, "background")
     assert depths.max_depth == 12 and masks.max_depth is None and masks.frame == (24, 24)
-    image, mask = masks.load(3)
+    image, mask = masks.pair(3)
     np.testing.assert_array_equal(np.array(image).transpose(2, 0, 1), scenes.images[0].numpy())
     np.testing.assert_array_equal(mask, scenes.masks[0].numpy())
-    np.testing.assert_array_equal(depths.load(3)[1], scenes.depths[0].numpy())
-    assert open_dense("scenes", "train", "depth", limit=1).load(0)[1].max() <= 12
+    np.testing.assert_array_equal(depths.pair(3)[1], scenes.depths[0].numpy())
+    assert open_dense("scenes", "train", "depth", limit=1).pair(0)[1].max() <= 12
