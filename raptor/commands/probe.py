@@ -12,7 +12,7 @@ from raptor.config import ProbeConfig
 from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.apart import check_apart
 from raptor.data.by_name import DENSE_KINDS, spec_text
-from raptor.data.chosen import tell_of_new_classes
+from raptor.data.classes import tell_of_new_classes
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe

@@ -13,7 +13,7 @@ from typing import Any
 from raptor.data.apart import check_apart
 from raptor.data.archives import list_files
 from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
-from raptor.data.classes import for_head, head_names, renumbered
+from raptor.data.classes import for_head, head_names, labelled_like, renumbered
 from raptor.data.images import ImageData
 from raptor.data.index import listed, tell_once
 from raptor.data.split import is_train, own_validation
@@ -48,57 +48,55 @@ class _Run:
     images: dict[str, Any]
     has_classes: bool
 
-    @classmethod
-    def of(cls, model: Any, with_val: bool = True) -> _Run | None:
-        """The run folder that `model` names or lies in; None if there is none.
-
-        with_val: whether the run's images to judge on are wanted; otherwise only its `data` has to be there.
-        """
-        if not isinstance(model, str | Path):
-            return None
-        folder = Path(model).expanduser()
-        if not (folder / "config.yaml").is_file():
-            folder = folder.parent  # `run/surrogate` lies in its run
-        if not (folder / "config.yaml").is_file():
-            return None
-        config = read_config(folder)
-        if config.get("data") is None:
-            return None
-        images = config.get("images")
-        images = dict(images) if isinstance(images, dict) else {}
-        val = config.get("val")
-        if not with_val:
-            val = None
-            images.pop("val", None)
-        chosen = ChosenData(config["data"], val, str(config.get("split") or "val"))
-        for path in _names_of(chosen.data) + _names_of(chosen.val):
-            # Patterns and names of sets are looked up when they are opened.
-            is_pattern = path.startswith(("hf/", "wds/")) or not set(":,*{[").isdisjoint(path)
-            if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
-                raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
-        return cls(folder, chosen, images, config.get("classes") is not None)
-
     def check(self, part: str) -> None:
         """Raise if the images of a part, `train` or `val`, are others than the run was made with."""
         kept = self.images.get(part)
         if kept is None:
             return
-        chosen = self.chosen
+        spec: Spec = self.chosen.data
+        split = "train"
+        if part == "val":
+            spec = self.chosen.judged_spec
+            split = self.chosen.judged_split
         # Opened as the run opened them. Labels and the size of images do not matter.
-        if part == "train":
-            spec = chosen.data
-            found = open_data(spec, "train", limit=kept["num_images"])
-        else:
-            spec = chosen.judged_spec
-            found = open_data(spec, chosen.judged_split, limit=kept["num_images"])
-        if len(found) == kept["num_images"] and found.fingerprint() == kept["fingerprint"]:
-            del self.images[part]  # compared once, because a fingerprint of many files takes a while
-        else:
-            option = "--data" if spec is chosen.data else "--val"
+        found = open_data(spec, split, limit=kept["num_images"])
+        if len(found) != kept["num_images"] or found.fingerprint() != kept["fingerprint"]:
+            option = "--data" if spec is self.chosen.data else "--val"
             raise RunError(
                 f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
                 "run this in the folder where the run was made"
             )
+        del self.images[part]  # compared once, because a fingerprint of many files takes a while
+
+
+def _run_of(model: Any, with_val: bool = True) -> _Run | None:
+    """The run folder that `model` names or lies in; None if there is none.
+
+    with_val: whether the run's images to judge on are wanted; otherwise only its `data` has to be there.
+    """
+    if not isinstance(model, str | Path):
+        return None
+    folder = Path(model).expanduser()
+    if not (folder / "config.yaml").is_file():
+        folder = folder.parent  # `run/surrogate` lies in its run
+    if not (folder / "config.yaml").is_file():
+        return None
+    config = read_config(folder)
+    if config.get("data") is None:
+        return None
+    images = config.get("images")
+    images = dict(images) if isinstance(images, dict) else {}
+    val = config.get("val")
+    if not with_val:
+        val = None
+        images.pop("val", None)
+    chosen = ChosenData(config["data"], val, str(config.get("split") or "val"))
+    for path in _names_of(chosen.data) + _names_of(chosen.val):
+        # Patterns and names of sets are looked up when they are opened.
+        is_pattern = path.startswith(("hf/", "wds/")) or not set(":,*{[").isdisjoint(path)
+        if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
+            raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
+    return _Run(folder, chosen, images, config.get("classes") is not None)
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class ChosenData:
             classes = head_names(options["classes"], num_classes)
         run = None
         if data is None:
-            run = _Run.of(model, with_val=val is None)
+            run = _run_of(model, with_val=val is None)
         if run is not None:
             data = run.chosen.data
             if val is None:
@@ -161,21 +159,12 @@ class ChosenData:
     @property
     def judged_spec(self) -> Spec:
         """The data that is judged."""
-        if self.val is None:
-            return self.data
-        return self.val
+        return self.data if self.val is None else self.val
 
     @property
     def name(self) -> str:
         """Its name, for results and titles."""
         return spec_text(self.judged_spec)
-
-    @property
-    def head_classes(self) -> Sequence[str] | None:
-        """The names of the head's classes, as far as they are known."""
-        if self.classes is None:
-            return self.names
-        return self.classes
 
     @property
     def judged_split(self) -> str:
@@ -189,6 +178,9 @@ class ChosenData:
             if self.run is not None:
                 self.run.check(part)
 
+    def _for_head(self, data: ImageData) -> ImageData:
+        return for_head(data, self.num_classes, self.classes, self.names)
+
     def training(self, limit: int | None = None, size: int | None = None, any_class: bool = False) -> ImageData:
         """The images to train or fit on.
 
@@ -197,9 +189,9 @@ class ChosenData:
         """
         self.check_same("train")
         found = open_data(self.data, "train", limit=limit, size=size, skip_bad=self.skip_bad)
-        known = self.head_classes
+        known = self.names if self.classes is None else self.classes
         if not any_class or known is None or not self.num_classes or found.labels is None:
-            return for_head(found, self.num_classes, self.classes, self.names)
+            return self._for_head(found)
         return renumbered(found, known) or found.with_labels(None, None)
 
     def trained_on(self, model: Any, size: int | None = None) -> ImageData | None:
@@ -210,10 +202,11 @@ class ChosenData:
         if self.run is not None:  # they are the run's, and compared with its fingerprints
             return self.training(None, size, any_class=True)
         try:
-            run = _Run.of(model)
+            run = _run_of(model)
             if run is None:
                 return None
-            of_run = replace(run.chosen, names=self.head_classes, num_classes=self.num_classes, run=run)
+            names = self.names if self.classes is None else self.classes
+            of_run = replace(run.chosen, names=names, num_classes=self.num_classes, run=run)
             return of_run.training(None, size, any_class=True)
         except ValueError as error:
             # The last part of the message is a remedy for the images that are given, which these are not.
@@ -250,10 +243,8 @@ class ChosenData:
                 if not places <= compared:  # a part of a larger set is compared with that one
                     check_apart(train, found)
                 compared |= places
-        found = for_head(found, self.num_classes, self.classes, self.names)
-        if like is None:
-            return found
-        return labelled_like(found, like)
+        found = self._for_head(found)
+        return found if like is None else labelled_like(found, like)
 
     def labelled(self, train: ImageData, judged: ImageData, size: int | None = None) -> ImageData:
         """The images that heads are fitted on: `train` or, if it has no labels, the training part of `val`.
@@ -267,52 +258,19 @@ class ChosenData:
         rows = [i for i, part in enumerate(whole.parts) if part is not None and is_train(part)]
         if not rows or own_validation(whole.parts) is None:
             return train
-        found = for_head(whole.select(rows), self.num_classes, self.classes, self.names)
+        found = self._for_head(whole.select(rows))
         if found.classes == judged.classes:
             return found
         return renumbered(found, judged.classes or []) or train
-
-
-def labelled_like(judged: ImageData, train: ImageData) -> ImageData:
-    """`judged` with the numbers that its classes have in `train`; without labels if one is not among them."""
-    if train.classes is None or judged.classes in (None, train.classes):
-        return judged
-    same = renumbered(judged, train.classes)
-    if same is not None:
-        return same
-    shown = train.classes[:3]
-    if len(train.classes) > 3:
-        shown = [*shown, "…"]
-    print(
-        f"the labels of {judged.name} are not used: they are not of the classes of {train.name} ({', '.join(shown)})",
-        file=sys.stderr,
-    )
-    return judged.with_labels(None, None)
-
-
-def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
-    """Say which classes only the held-out images have: a probe is never right about a class that it has not seen."""
-    if train.classes is None or judged.classes is None:
-        return
-    known = {train.classes[label] for label in train.present()}
-    if len(known) < 2:  # a probe of one class is refused
-        return
-    held_out = [judged.classes[label] for label in sorted(judged.present())]
-    new = [name for name in held_out if name not in known]
-    if new:
-        listed = ", ".join(new[:3])
-        if len(new) > 3:
-            listed += f" and {len(new) - 3} more"
-        print(f"no training image is of class {listed}: a probe is wrong about those held-out images", file=sys.stderr)
 
 
 def _names_of(spec: Spec | None) -> list[str]:
     """The names that data is given by."""
     if spec is None:
         return []
-    if isinstance(spec, ImageData):
-        return [spec.name]
-    return [spec] if isinstance(spec, str) else list(spec)
+    if isinstance(spec, str | ImageData):
+        return [spec_text(spec)]
+    return list(spec)
 
 
 def _places(spec: Spec) -> set[str]:
@@ -320,28 +278,23 @@ def _places(spec: Spec) -> set[str]:
     if isinstance(spec, ImageData):
         return {spec.name}
     places = set()
-    for one in _names_of(spec):
-        kind, path = _kind_and_path(one)
+    for name in _names_of(spec):
+        # What stands before the path: `nyuv2:`, or `hf/` and the part; a folder's own name may have a colon.
+        kind = ""
+        path = name.removeprefix("wds/")
+        if name in NAMED:
+            kind = name
+            path = ""
+        elif name.startswith("hf/"):
+            path, colon, part = name.removeprefix("hf/").partition(":")
+            kind = f"hf/{colon}{part}"
+        elif path == name and ":" in name and not os.path.exists(name):
+            kind, _, path = name.partition(":")
         files = [path]
         if path.lower().endswith((".zip", ".tar")):
             with suppress(ValueError):  # a missing file is reported when it is opened
                 files = list_files(path)
         for file in files:
             real = os.path.realpath(os.path.expanduser(file))
-            places.add(kind + real if os.path.exists(real) else one)
+            places.add(kind + real if os.path.exists(real) else name)
     return places
-
-
-def _kind_and_path(spec: str) -> tuple[str, str]:
-    """`nyuv2:` and PATH, `hf/` and PATH, or no kind and the whole; a part of a hub set belongs to its kind."""
-    if spec in NAMED:
-        return spec, ""
-    if spec.startswith("wds/"):
-        return "", spec.removeprefix("wds/")
-    if spec.startswith("hf/"):
-        path, colon, part = spec.removeprefix("hf/").partition(":")
-        return f"hf/{colon}{part}", path
-    kind, colon, path = spec.partition(":")
-    if not colon or os.path.exists(spec):  # a folder's own name may have a colon
-        return "", spec
-    return kind + colon, path

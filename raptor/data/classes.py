@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ def number_labels(values: Sequence[Any], source: str) -> Labels:
             names.append(None)
     largest = max(numbers)
     if names.count(None) == len(names):
-        return numbers, numbered_classes(largest, source)
+        if largest >= _MAX_CLASSES:
+            raise ValueError(f"{source} has a label {largest}: labels must be less than {_MAX_CLASSES:,}")
+        return numbers, list(map(str, range(largest + 1)))
     if largest >= 0:
         first = next(filter(None, names))
         both = f"numbers such as {largest} and names such as {first[:40]}"
@@ -67,13 +70,6 @@ def _read_label(value: Any) -> int | str:
     if isinstance(value, int):
         return max(value, -1)
     return -1
-
-
-def numbered_classes(largest: int, source: str) -> list[str]:
-    """Names of classes that have only numbers: `0` to the largest label."""
-    if largest >= _MAX_CLASSES:
-        raise ValueError(f"{source} has a label {largest}: labels must be less than {_MAX_CLASSES:,}")
-    return list(map(str, range(largest + 1)))
 
 
 def number_names(names: Sequence[str | None]) -> Labels:
@@ -104,7 +100,7 @@ def for_head(
     """
     if data.labels is None or data.classes is None or not num_classes:
         return data
-    present = _present(data)
+    present = [data.classes[label] for label in sorted(data.present())]
     if given is not None:
         count = Counter(given)
         for name in present:
@@ -138,6 +134,19 @@ def describe_names(names: Sequence[str]) -> dict[str, Any]:
     return {"num_classes": len(names), "fingerprint": hash_config({"classes": names})}
 
 
+@cache
+def imagenet_ids(num_classes: int) -> list[str]:
+    """The WordNet ids of ImageNet in the order of heads with so many outputs; empty for other numbers."""
+    # timm takes a second to import, and few commands come here.
+    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import _NUM_CLASSES_TO_SUBSET
+
+    subset = _NUM_CLASSES_TO_SUBSET.get(num_classes)
+    if subset is None:
+        return []
+    return list(ImageNetInfo(subset).label_names())
+
+
 def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
     """The same images with labels that index `classes`; None unless each of their classes is there, and once."""
     assert data.labels is not None and data.classes is not None
@@ -153,20 +162,32 @@ def renumbered(data: ImageData, classes: Sequence[str]) -> ImageData | None:
     return data.with_labels(list(map(new_number.__getitem__, data.labels)), list(classes))
 
 
-@cache
-def imagenet_ids(num_classes: int) -> list[str]:
-    """The WordNet ids of ImageNet in the order of heads with so many outputs; empty for other numbers."""
-    # timm takes a second to import, and few commands come here.
-    from timm.data import ImageNetInfo
-    from timm.data.imagenet_info import _NUM_CLASSES_TO_SUBSET
+def labelled_like(judged: ImageData, train: ImageData) -> ImageData:
+    """`judged` with the numbers that its classes have in `train`; without labels if one is not among them."""
+    if train.classes is None or judged.classes in (None, train.classes):
+        return judged
+    same = renumbered(judged, train.classes)
+    if same is not None:
+        return same
+    shown = ", ".join(train.classes[:3] + ["…"] * (len(train.classes) > 3))
+    print(
+        f"the labels of {judged.name} are not used: they are not of the classes of {train.name} ({shown})",
+        file=sys.stderr,
+    )
+    return judged.with_labels(None, None)
 
-    subset = _NUM_CLASSES_TO_SUBSET.get(num_classes)
-    if subset is None:
-        return []
-    return list(ImageNetInfo(subset).label_names())
 
-
-def _present(data: ImageData) -> list[str]:
-    """Names of the classes that have images."""
-    assert data.classes is not None
-    return [data.classes[label] for label in sorted(data.present())]
+def tell_of_new_classes(train: ImageData, judged: ImageData) -> None:
+    """Say which classes only the held-out images have: a probe is never right about a class that it has not seen."""
+    if train.classes is None or judged.classes is None:
+        return
+    known = {train.classes[label] for label in train.present()}
+    if len(known) < 2:  # a probe of one class is refused
+        return
+    held_out = [judged.classes[label] for label in sorted(judged.present())]
+    new = [name for name in held_out if name not in known]
+    if new:
+        shown = ", ".join(new[:3])
+        if len(new) > 3:
+            shown += f" and {len(new) - 3} more"
+        print(f"no training image is of class {shown}: a probe is wrong about those held-out images", file=sys.stderr)

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 Split = str
-"""`train`, `val` (held out), `all` (both), or the name of one of the data's own parts, such as `test`."""
+"""`train`, `val` (held out), `all` (both), or the name of one of the data's own parts, such as `test`; `own` for data
+that is only judged on: its validation part, or all of it without one."""
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")
 _HELD_OUT_SHARE = 0.05
 _CHOICE_SHARE = 0.1
-_SAMPLE = "sample:"  # a sample of held-out images must not be chosen by the hash that held them out
 
 
 def is_train(part: str | None) -> bool:
@@ -38,10 +38,7 @@ def split_word(path: str) -> str | None:
     folder, _, name = path.rpartition("/")
     # Digits separate words too: `val0003.tar` is a shard of `val`.
     words = [*re.split(r"[^A-Za-z]+", name), folder.rpartition("/")[2]]
-    for word in words:
-        if is_split_name(word):
-            return word.lower()
-    return None
+    return next((word.lower() for word in words if is_split_name(word)), None)
 
 
 def split_keys(paths: Iterable[str]) -> list[str]:
@@ -79,26 +76,21 @@ def name_share(name: str) -> float:
 
 
 def _name_shares(keys: Sequence[str], salt: str = "") -> np.ndarray:
-    """`name_share(salt + key)` of each key, (N,)."""
+    """`name_share(salt + key)` of each key, (N,). Choices with another salt are independent of each other."""
     return np.fromiter((name_share(salt + key) for key in keys), np.float64, len(keys))
 
 
-def own_validation(parts: Sequence[str | None]) -> str | None:
+def own_validation(parts: Iterable[str | None]) -> str | None:
     """The data's own validation part: the first of val, validation, valid, test that it has."""
     present = {str(part).lower() for part in set(parts)}
-    for name in VAL_NAMES:
-        if name in present:
-            return name
-    return None
+    return next((name for name in VAL_NAMES if name in present), None)
 
 
-def part_read(split: Split, parts: Sequence[str | None]) -> Split:
-    """The part that a split means: `own` is the data's validation part, or all of it without one."""
+def part_read(split: Split, parts: Iterable[str | None]) -> Split:
+    """The part that a split means, where it is `own`."""
     if split != "own":
         return split
-    if own_validation(parts) is None:
-        return "all"
-    return "val"
+    return "all" if own_validation(parts) is None else "val"
 
 
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
@@ -106,52 +98,41 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
 
     Args:
         parts: the data's own split of each image (None: the data has none).
-        split: as in `Split`, or `own` for data that is only judged on: its validation part, or all of it without one.
+        split: as in `Split`.
         source: the name of the data, for messages.
     """
-    validation = own_validation(parts)
-    if split == "own":
-        split = "val"
-        if validation is None:
-            split = "all"
-    # By way of a dictionary, because a million images have a handful of parts.
-    lower_of = {part: part and part.lower() for part in set(parts)}
-    lower = list(map(lower_of.__getitem__, parts))
-    wanted = split.lower()
-    own = sorted(filter(None, lower_of.values()))
-    accepted = list(dict.fromkeys(["train", "val", "all", *own]))
+    present = set(parts)
+    validation = own_validation(present)
+    wanted = part_read(split, present).lower()
+    accepted = {"train": None, "val": None, "all": None}
+    accepted |= dict.fromkeys(sorted(part.lower() for part in present if part))
     if wanted not in accepted:
         raise ValueError(f"unknown split {split!r} of {source}; use {', '.join(accepted)}")
     if wanted not in ("train", "val", "all"):
-        return _rows_of({wanted}, lower)
-    train = _rows_of(set(filter(is_train, lower_of.values())), lower)
+        return _rows_of({part for part in present if part and part.lower() == wanted}, parts).tolist()
+    train = _rows_of(set(filter(is_train, present)), parts)
     if validation is not None:
-        val = _rows_of({validation}, lower)
+        held_out = _rows_of({part for part in present if part and part.lower() == validation}, parts)
     else:
-        train, val = _hold_out(keys, train)
-    chosen = {"train": train, "val": val, "all": sorted(train + val)}[wanted]
-    if not chosen:
+        # By the name and not by chance, so that a set that grows keeps its held-out images held out.
+        shares = _name_shares(keys)[train]
+        is_held_out = shares < _HELD_OUT_SHARE
+        if len(train) and not is_held_out.any():
+            is_held_out[shares.argmin()] = True
+        held_out = train[is_held_out]
+        train = train[~is_held_out]
+    chosen = {"train": train, "val": held_out, "all": np.sort(np.concatenate([train, held_out]))}[wanted]
+    if not len(chosen):
         remedy = ""
-        if wanted == "train" and val:
-            remedy = f", or give it with --val to judge on it only ({len(val)} images)"
+        if wanted == "train" and len(held_out):
+            remedy = f", or give it with --val to judge on it only ({len(held_out)} images)"
         raise ValueError(f"{source} has no {split} images; add them or choose another split{remedy}")
-    return chosen
+    return chosen.tolist()
 
 
-def _rows_of(wanted: set[str | None] | set[str], parts: list[str | None]) -> list[int]:
-    """The indices of the images whose part is wanted."""
-    return [i for i, part in enumerate(parts) if part in wanted]
-
-
-def _hold_out(keys: Sequence[str], rows: list[int]) -> tuple[list[int], list[int]]:
-    """`rows` without the 5 % that are held out, and those; of few images at least one is held out."""
-    # By the name and not by chance, so that a set that grows keeps its held-out images held out.
-    candidates = np.array(rows, dtype=np.int64)
-    shares = _name_shares(keys)[candidates]
-    held_out = shares < _HELD_OUT_SHARE
-    if len(rows) and not held_out.any():
-        held_out[shares.argmin()] = True
-    return candidates[~held_out].tolist(), candidates[held_out].tolist()
+def _rows_of(wanted: set[str | None], parts: Sequence[str | None]) -> np.ndarray:
+    """The indices of the images of these parts."""
+    return np.flatnonzero(np.fromiter(map(wanted.__contains__, parts), bool, len(parts)))
 
 
 def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
@@ -160,8 +141,9 @@ def choose_sample(keys: Sequence[str], limit: int) -> list[int]:
         raise ValueError(f"the number of images must be at least 1; got {limit}")
     if limit >= len(keys):
         return list(range(len(keys)))
-    # Stable: two images of one key, as of joined sets, keep their order.
-    order = np.argsort(_name_shares(keys, _SAMPLE), kind="stable")
+    # Not the hash that held images out: a sample of those would be the same few. Stable, so that two images of one
+    # key, as of joined sets, keep their order.
+    order = np.argsort(_name_shares(keys, "sample:"), kind="stable")
     return np.sort(order[:limit]).tolist()
 
 

@@ -14,8 +14,8 @@ from raptor.config import DistillConfig
 from raptor.data import ChosenData, ImageData
 from raptor.data.apart import check_apart
 from raptor.data.by_name import as_spec, recorded_spec
-from raptor.data.chosen import default_data, labelled_like, tell_of_new_classes
-from raptor.data.classes import for_head
+from raptor.data.chosen import default_data
+from raptor.data.classes import for_head, labelled_like, tell_of_new_classes
 from raptor.data.stream import TrainStream, stable_seed
 from raptor.devices import ranks_of
 from raptor.phases.cut import Phases

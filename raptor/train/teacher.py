@@ -19,7 +19,7 @@ from raptor.config import TeacherConfig
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.apart import check_apart, describe_images
 from raptor.data.by_name import as_spec, recorded_spec, spec_text
-from raptor.data.chosen import labelled_like
+from raptor.data.classes import labelled_like
 from raptor.data.stream import TrainStream, check_stream, stable_seed
 from raptor.devices import ONE_PROCESS, Ranks, device_name, open_fabric, pick_device, pick_precision, ranks_of, seeded
 from raptor.provenance import Provenance, command

@@ -16,8 +16,7 @@ from tiny_images import write_hashed, write_tree
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, open_data
 from raptor.data.apart import describe_images
-from raptor.data.chosen import labelled_like
-from raptor.data.classes import for_head, head_names, imagenet_ids
+from raptor.data.classes import for_head, head_names, imagenet_ids, labelled_like
 from raptor.files import RunError
 
 WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 217 and 566
