@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
 from typing import Any
@@ -117,22 +116,6 @@ class Preprocess:
     def __call__(self, image: Image.Image) -> Tensor:
         """A picture to normalised float32 (3, size, size)."""
         return self.normalise(self.crop(self.decode(image)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and YAML."""
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        """The inverse of `to_dict`."""
-        unknown = set(values) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise ValueError(f"unknown preprocessing keys: {', '.join(sorted(unknown))}")
-        known = dict(values)
-        for key in ("mean", "std"):
-            if key in known:
-                known[key] = _triple(known[key])
-        return cls(**known)
 
 
 def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raptor.data.augment import change_colours, draw_boxes, draw_colours, paste
+from raptor.data.augment import change_colours, draw_boxes, draw_colours, draw_crops, paste, random_resized_crop
 from raptor.data.by_name import open_data
 from raptor.data.image_file import BadImage
 from raptor.data.images import ImageData, Pixels, Progress, chunks_of, fill_uint8
@@ -24,7 +23,6 @@ from raptor.devices import CACHE_SHARE, ONE_PROCESS, Ranks, free_bytes, processe
 from raptor.provenance import note_images
 from raptor.run import check_stop
 
-_NUM_TRIES = 10
 _GREY = 128
 
 
@@ -170,74 +168,6 @@ def stable_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def draw_crops(
-    num_images: int,
-    side: int,
-    generator: torch.Generator,
-    scale: tuple[float, float] = (0.35, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    flip: float = 0.5,
-) -> Tensor:
-    """Crops of square images of side `side`: int64 (B, 5) of top, left, height, width, flip (0 or 1).
-
-    Area uniform in `scale`, log aspect ratio uniform in `ratio`; of ten tries the first that fits is taken, else the
-    whole image, as in torchvision's RandomResizedCrop.
-    """
-    # All tries are drawn at once, so that the next image's draws do not depend on how many tries this one took.
-    draws_bt3 = torch.rand(num_images, _NUM_TRIES, 2, generator=generator, dtype=torch.float64)
-    place_b3 = torch.rand(num_images, 3, generator=generator, dtype=torch.float64)
-    area_bt = side**2 * (scale[0] + (scale[1] - scale[0]) * draws_bt3[..., 0])
-    # In logarithms, so that 3:4 is as likely as 4:3.
-    low = math.log(ratio[0])
-    high = math.log(ratio[1])
-    aspect_bt = (low + (high - low) * draws_bt3[..., 1]).exp()
-    width_bt = (area_bt * aspect_bt).sqrt().round()
-    height_bt = (area_bt / aspect_bt).sqrt().round()
-    fits_bt = (width_bt.clamp(min=1) == width_bt) & (width_bt <= side) & (height_bt >= 1) & (height_bt <= side)
-    first_b1 = fits_bt.int().argmax(dim=1, keepdim=True)
-    found_b = fits_bt.any(dim=1)
-    width_b = torch.where(found_b, width_bt.gather(1, first_b1)[:, 0], side)
-    height_b = torch.where(found_b, height_bt.gather(1, first_b1)[:, 0], side)
-    top_b = (place_b3[:, 0] * (side - height_b + 1)).floor()
-    left_b = (place_b3[:, 1] * (side - width_b + 1)).floor()
-    return torch.stack([top_b, left_b, height_b, width_b, place_b3[:, 2] < flip], dim=1).long()
-
-
-def random_resized_crop(images_u8: Tensor, params: Tensor, size: int) -> Tensor:
-    """Cut each image's crop and resize it to `size`: (B, 3, S, S) and (B, 5) to float32 (B, 3, size, size) in 0..255.
-
-    Antialiased bilinear, equal to torchvision's `resized_crop` before rounding: a resize is linear and separable, so
-    each image is multiplied by one matrix for its rows and one for its columns, and the batch is two matrix products.
-    """
-    num_images, num_channels, height, width = images_u8.shape
-    top_b, left_b, height_b, width_b, flip_b = params.to(torch.float32).unbind(dim=1)
-    rows_bsh = _resize_matrices(top_b, height_b, height, size)
-    columns_bsw = _resize_matrices(left_b, width_b, width, size)
-    columns_bsw = torch.where(flip_b.view(-1, 1, 1) > 0, columns_bsw.flip(1), columns_bsw)
-    # In bf16, which autocast may choose, values above 128 would be rounded to whole numbers.
-    with torch.autocast(images_u8.device.type, enabled=False):
-        pixels_bhcw = images_u8.permute(0, 2, 1, 3).to(torch.float32)
-        tall = torch.bmm(rows_bsh, pixels_bhcw.reshape(num_images, height, -1))
-        both = torch.bmm(tall.view(num_images, size * num_channels, width), columns_bsw.mT)
-    return both.view(num_images, size, num_channels, size).permute(0, 2, 1, 3).contiguous()
-
-
-def _resize_matrices(start_b: Tensor, length_b: Tensor, side: int, size: int) -> Tensor:
-    """Triangle-filter weights (B, size, side): pixels start .. start + length of a line to `size` pixels."""
-    start_b11 = start_b.view(-1, 1, 1)
-    length_b11 = length_b.view(-1, 1, 1)
-    step_b11 = length_b11 / size
-    centre_s1 = torch.arange(size, device=start_b.device).view(1, -1, 1) + 0.5
-    pixel_1p = torch.arange(side, device=start_b.device).view(1, 1, -1) + 0.5
-    distance_bsp = (pixel_1p - start_b11 - centre_s1 * step_b11).abs()
-    # The filter is wider than a pixel only where an image shrinks: that is antialiasing.
-    weights_bsp = (1 - distance_bsp / step_b11.clamp(min=1)).clamp(min=0)
-    inside_b1p = (pixel_1p > start_b11) & (pixel_1p < start_b11 + length_b11)
-    # Pixels outside the crop take no part, as if it had been cut out first: the rest is scaled up to a sum of 1.
-    weights_bsp = weights_bsp * inside_b1p
-    return weights_bsp / weights_bsp.sum(dim=-1, keepdim=True)
-
-
 class TrainStream:
     """Training batches as a pure function of (seed, stage, step).
 
@@ -380,28 +310,24 @@ class TrainStream:
             ranks.fill(decoded, own)
         return images
 
-    def indices(self, step: int, stage: str = "stage1") -> Tensor:
-        """This rank's image indices (B_local,) at a step, on the CPU."""
-        return self._global_indices(step, stage)[self.rows]
-
-    def read_indices(self, step: int, stage: str = "stage1") -> Tensor:
-        """The same, after the index of the image before them where images are mixed."""
-        return self._global_indices(step, stage)[self._read_rows]
-
     def _global_indices(self, step: int, stage: str) -> Tensor:
         # Nothing depends on earlier steps, which is what an exact resume needs.
         epoch, place = divmod(step, self.steps_per_epoch)
         if self._epoch != (stage, epoch):
-            generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "epoch", epoch))
-            self._order = torch.randperm(len(self.data), generator=generator)
+            self._order = torch.randperm(len(self.data), generator=self._generator(stage, "epoch", epoch))
             self._epoch = (stage, epoch)
         return self._order[place * self.batch_size : (place + 1) * self.batch_size]
 
-    def crops(self, step: int, stage: str = "stage1") -> Tensor:
-        """Crop parameters of the images that this rank reads at a step, (B_read, 5) on the CPU; see `draw_crops`."""
-        generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "crop", step))
-        # Drawn for the global batch and sliced: the crops do not depend on the number of ranks.
-        return draw_crops(self.batch_size, self.preprocess.resize, generator, self.crop_scale)[self._read_rows]
+    def _generator(self, stage: str, kind: str, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(stable_seed(self.seed, stage, kind, number))
+
+    def indices(self, step: int, stage: str = "stage1") -> Tensor:
+        """This rank's image indices (B_local,) at a step, on the CPU."""
+        return self._global_indices(step, stage)[self.rows]
+
+    def size(self, step: int, stage: str = "stage1") -> int:
+        """The image size of a step."""
+        return self.sizes[stable_seed(self.seed, stage, "size", step) % len(self.sizes)]
 
     def shares(self, step: int, stage: str = "stage1") -> Tensor:
         """The share of each image of this rank in its mix at a step, float32 (B_local,) on the CPU."""
@@ -411,40 +337,35 @@ class TrainStream:
 
     def boxes(self, step: int, stage: str = "stage1") -> Tensor | None:
         """The rectangles that are pasted into the images of this rank, (B_local, 4); None in a step without any."""
-        generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "cutmix", step))
+        generator = self._generator(stage, "cutmix", step)
         if torch.rand((), generator=generator) >= self.cutmix:
             return None
         return draw_boxes(self.batch_size, generator)[self.rows]
-
-    def colours(self, step: int, stage: str = "stage1") -> Tensor:
-        """The changes of colour of the images that this rank reads at a step, (B_read, 3); see `draw_colours`."""
-        generator = torch.Generator().manual_seed(stable_seed(self.seed, stage, "colour", step))
-        return draw_colours(self.batch_size, generator, self.jitter, self.grey)[self._read_rows]
-
-    def size(self, step: int, stage: str = "stage1") -> int:
-        """The image size of a step."""
-        return self.sizes[stable_seed(self.seed, stage, "size", step) % len(self.sizes)]
 
     def batch(self, step: int, stage: str = "stage1", size: int | None = None) -> Tensor:
         """Normalised images float32 (B_local, 3, size, size) on the device, of the step's size or of `size`."""
         if self.images is None:
             images_u8 = self._read(step, stage)
         else:
-            rows = to_device(self._where[self.read_indices(step, stage)], self.images.device)
+            indices = self._global_indices(step, stage)[self._read_rows]
+            rows = to_device(self._where[indices], self.images.device)
             images_u8 = to_device(self.images.index_select(0, rows), self.device)
         if self.augment == "none":
             images = self.preprocess.normalise(self.preprocess.crop(images_u8))
         else:
-            crops = to_device(self.crops(step, stage), self.device)
+            # Drawn for the global batch and sliced: no image depends on the number of ranks.
+            generator = self._generator(stage, "crop", step)
+            crops_b5 = draw_crops(self.batch_size, self.preprocess.resize, generator, self.crop_scale)[self._read_rows]
             side = self.size(step, stage) if size is None else size
-            cropped = random_resized_crop(images_u8, crops, side)
+            cropped = random_resized_crop(images_u8, to_device(crops_b5, self.device), side)
             if self.jitter or self.grey:
-                cropped = change_colours(cropped, to_device(self.colours(step, stage), self.device))
+                generator = self._generator(stage, "colour", step)
+                factors_b3 = draw_colours(self.batch_size, generator, self.jitter, self.grey)[self._read_rows]
+                cropped = change_colours(cropped, to_device(factors_b3, self.device))
             images = self.preprocess.normalise(cropped)
-        return self._mixed(images, step, stage) if self.mixes else images
-
-    def _mixed(self, images: Tensor, step: int, stage: str) -> Tensor:
-        """Each image with the one before it pasted or mixed into it."""
+        if not self.mixes:
+            return images
+        # Each image with the one before it pasted or mixed into it.
         before = images[:-1]
         own = images[1:]
         boxes_b4 = self.boxes(step, stage)
@@ -465,8 +386,9 @@ class TrainStream:
         """uint8 (B_read, 3, resize, resize) from the data itself, read ahead as long as the steps follow each other."""
         if self._reader is None or self._reader[:2] != (stage, step):
             self.close()  # first, so that the processes of two readers never run at once
+            chunks = (self._global_indices(later, stage)[self._read_rows].tolist() for later in count(step))
             batches = self.data.batches(
-                (self.read_indices(later, stage).tolist() for later in count(step)),
+                chunks,
                 self.preprocess,
                 self.device,
                 num_workers=self.num_workers,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raptor.data.stream import draw_crops
+from raptor.data.augment import draw_crops
 
 _CROP_UNITS = 2**16
 

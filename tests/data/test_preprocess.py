@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from io import BytesIO
 
 import numpy as np
@@ -91,13 +90,6 @@ def test_for_native(native: int, size: int | None, expected: tuple[int, int]) ->
     preprocess = Preprocess.for_native(native, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), size=size)
     assert (preprocess.size, preprocess.resize) == expected
     assert preprocess.mean == (0.5, 0.5, 0.5)
-
-
-def test_dictionary_survives_json() -> None:
-    preprocess = Preprocess(size=48, resize=48, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
-    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
-    with pytest.raises(ValueError, match="unknown preprocessing keys: colour"):
-        Preprocess.from_dict({"colour": 1})
 
 
 def test_bad_values_are_refused() -> None:

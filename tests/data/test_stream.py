@@ -17,8 +17,9 @@ from torchvision.transforms.v2 import functional as F
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, open_data
 from raptor.data import stream as stream_module
+from raptor.data.augment import draw_crops, random_resized_crop
 from raptor.data.memory import JoinedImages
-from raptor.data.stream import draw_crops, random_resized_crop, stable_seed
+from raptor.data.stream import stable_seed
 from raptor.devices import Ranks, T
 
 PREPROCESS = Preprocess(size=12, resize=14)

@@ -17,6 +17,7 @@ from raptor.data.by_name import open_data, open_dense
 from raptor.data.preprocess import Preprocess
 from raptor.files import parse_json, parse_yaml, slug
 from raptor.run import load_checkpoint, read_config, read_metrics, read_summary
+from raptor.streaming import decode
 from raptor.train.loop import LoopState
 from raptor.train.stage import Budget
 from raptor.vit.open import open_vit
@@ -83,7 +84,7 @@ def test_recipes(tmp_path: Path, values: dict[str, Any]) -> None:
 @given(st.dictionaries(st.sampled_from(list(Preprocess.__dataclass_fields__)), VALUES, max_size=4))
 @SETTINGS
 def test_preprocessing(values: dict[str, Any]) -> None:
-    parses_or_refuses(lambda: Preprocess.from_dict(values))
+    parses_or_refuses(lambda: decode(Preprocess, values))
 
 
 @given(st.dictionaries(st.sampled_from(list(LoopState.__dataclass_fields__)), VALUES, max_size=4) | VALUES)
