@@ -6,7 +6,6 @@ material and the shape of its main object, the nearest one. Image i of a split d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from raptor.data.scenes.layout import (
     bounding_box,
     lay_out,
 )
-from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, Vector, along, dot
+from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, dot
 
 MASK_CLASSES = ("background", *SHAPES)
 DEFAULT_SIZE = 48
@@ -149,17 +148,17 @@ def _draw_background(layout: Layout, size: int, device: torch.device) -> tuple[T
     on_the_wall = 0.75 + 0.2 * (y + _per_pixel(layout.height, device))
     on_the_ground = 0.55 + 0.45 * _per_pixel(layout.light[1], device)  # brighter the higher the sun stands
     glow = torch.where(on_wall, on_the_wall, on_the_ground)
-    shade = surface * glow * _shadow(layout, (x, y, z), device)
+    shade = surface * glow * _shadow(layout, x, y, z)
     ground = _per_pixel(layout.ground_colour, device)
     wall = _per_pixel(layout.wall_colour, device)
     tint = torch.where(on_wall, wall, ground + (wall - ground) * haze)
     return tint * shade, distance
 
 
-def _shadow(layout: Layout, point: Vector, device: torch.device) -> Tensor:
+def _shadow(layout: Layout, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Share of light left at points of the background (B, S, S): objects cast soft shadows and darken their foot."""
+    device = x.device
     lx, ly, lz = _per_pixel(layout.light, device)
-    x, y, z = point
     light = torch.ones_like(x)
     for k in range(NUM_OBJECTS):
         cx, cy, cz = _per_pixel(layout.centre[:, k], device)
@@ -205,19 +204,19 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     u = u0 + du
     v = v0 + dv
 
-    origin: Vector = (table[0], table[1], table[2])
-    corner_ray = [table[3 + i] + u0 * table[6 + i] + v0 * table[9 + i] for i in range(3)]
-    ray: Vector = _three(corner_ray[i] + du * table[6 + i] + dv * table[9 + i] for i in range(3))
-    t = torch.cat([meet(_cut(origin, part), _cut(ray, part)) for meet, part in zip(MEET, slices)])
+    origin = table[:3]
+    right = table[6:9]
+    up = table[9:12]
+    ray = table[3:6] + u0 * right + v0 * up + du * right + dv * up
+    t = torch.cat([meet(origin[:, part], ray[:, part]) for meet, part in zip(MEET, slices)])
     distance = t * (1 + u * u + v * v).sqrt()
     # The nearest object at each sample, whatever the order of the tiles.
     nearest = torch.full((len(_SAMPLES) * num_images * grid * grid,), torch.inf, device=device)
     nearest.scatter_reduce_(0, sample.flatten(), distance.flatten(), "amin")
 
     seen = ((distance < torch.inf) & (distance == nearest[sample])).float()
-    at = along(origin, torch.where(t < torch.inf, t, 0), ray)
-    normals = [normal(_cut(at, part)) for normal, part in zip(NORMAL, slices)]
-    normal = _three(torch.cat(axis) for axis in zip(*normals))
+    at = origin + torch.where(t < torch.inf, t, 0) * ray
+    normal = torch.cat([normal(at[:, part]) for normal, part in zip(NORMAL, slices)], dim=1)
 
     # From here on per pixel. Sums are of integers, so that their order does not matter.
     place = sample[:, : TILE * TILE]
@@ -233,7 +232,7 @@ def _draw_objects(layout: Layout, size: int, grid: int, device: torch.device) ->
     for shade, tiles in ((_shade_metal, metallic), (_shade_matte, ~metallic)):
         tile = (seen.amax(1) * tiles).nonzero()[:, 0]
         share = seen[tile] * (_LIGHT_UNIT / len(_SAMPLES))
-        values = shade(table[12:, tile], _cut(at, tile), _unit(_cut(normal, tile)), _cut(ray, tile))
+        values = shade(table[12:, tile], at[:, tile], _unit(normal[:, tile]), ray[:, tile])
         for channel, value in zip(light, values):
             channel.index_add_(0, place[tile].flatten(), _sum_samples(value * share).int().flatten())
     shape = (num_images, grid, grid)
@@ -273,18 +272,9 @@ def _tiles(layout: Layout, size: int, chosen: Tensor) -> tuple[Tensor, Tensor, T
     return owner[near], column[near], row[near]
 
 
-def _three(values: Iterable[Tensor]) -> Vector:
-    x, y, z = values
-    return x, y, z
-
-
-def _cut(vector: Vector, part: slice | Tensor) -> Vector:
-    return vector[0][part], vector[1][part], vector[2][part]
-
-
-def _unit(a: Vector) -> Vector:
-    scale = 1 / dot(a, a).sqrt().clamp_min(1e-9)
-    return a[0] * scale, a[1] * scale, a[2] * scale
+def _unit(a: Tensor) -> Tensor:
+    """A vector (3, ...) of length 1."""
+    return a * (1 / dot(a, a).sqrt().clamp_min(1e-9))
 
 
 def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
@@ -311,40 +301,36 @@ def _object_table(layout: Layout, chosen: Tensor) -> Tensor:
     return torch.cat(rows).float()
 
 
-def _shade_matte(table: Tensor, at: Vector, normal: Vector, _view: Vector) -> list[Tensor]:
-    """Linear light, three of (T, samples), of points with a plain, striped or checkered coat under sun and sky."""
-    light = _three(table[:3])
-    up = _three(table[3:6])
-    stripe = _three(table[6:9])
-    phase = table[9]
-    checks = table[10]
-    striped = table[20]
-    checkered = table[21]
+def _shade_matte(table: Tensor, at: Tensor, normal: Tensor, _view: Tensor) -> Tensor:
+    """Linear light (3, T, samples) of points with a plain, striped or checkered coat under sun and sky."""
+    light = table[:3]
+    up = table[3:6]
+    stripe = table[6:9]
+    phase, checks = table[9:11]
+    first, second, ground = table[11:20].unflatten(0, (3, 3))
+    striped, checkered = table[20:22]
     band = (dot(at, stripe) + phase).floor()
-    cells = (at[0] * checks + 0.5).floor() + (at[1] * checks + 0.5).floor() + (at[2] * checks + 0.5).floor()
-    pattern = (striped * band + checkered * cells) % 2
+    x, y, z = (at * checks + 0.5).floor()
+    pattern = (striped * band + checkered * (x + y + z)) % 2
 
     # Half of the sky lights what stands upright, and the ground a little from below.
     sky = 0.5 + 0.5 * dot(normal, up)
     foot = (0.75 + 0.3 * dot(at, up)).clamp(0.4, 1)
     bright = (dot(normal, light) * 0.86 + 0.1).clamp_min(0) + 0.28 * sky * foot
     bounce = 0.12 * (1 - sky) * foot
-    return [
-        (first + (second - first) * pattern) * bright + bounce * ground
-        for first, second, ground in zip(table[11:14], table[14:17], table[17:20])
-    ]
+    return (first + (second - first) * pattern) * bright + bounce * ground
 
 
-def _shade_metal(table: Tensor, at: Vector, normal: Vector, view: Vector) -> list[Tensor]:
-    """Linear light, three of (T, samples), of metal: it mirrors the sky, a lamp and the ground."""
-    light = _three(table[:3])
-    up = _three(table[3:6])
+def _shade_metal(table: Tensor, at: Tensor, normal: Tensor, view: Tensor) -> Tensor:
+    """Linear light (3, T, samples) of metal: it mirrors the sky, a lamp and the ground."""
+    light = table[:3]
+    up = table[3:6]
+    first, _, ground = table[11:20].unflatten(0, (3, 3))
     # A slightly hammered surface turns what flat faces mirror.
-    dents = (((p * 1.3 + q * 0.9) % 1 - 0.5).abs() * 0.36 - 0.09 for p, q in zip(at, (at[1], at[2], at[0])))
+    dents = ((at * 1.3 + at.roll(-1, 0) * 0.9) % 1 - 0.5).abs() * 0.36 - 0.09
     view = _unit(view)
-    bent = _three(n + d for n, d in zip(normal, dents))
-    away = dot(view, bent) * 2
-    mirror = _three(d - away * n for d, n in zip(view, bent))
+    bent = normal + dents
+    mirror = view - dot(view, bent) * 2 * bent
     rise = dot(mirror, up)
     foot = (0.7 + 0.4 * dot(at, up)).clamp(0.25, 1)
     above = (rise * 8 + 0.5).clamp(0, 1)
@@ -352,7 +338,4 @@ def _shade_metal(table: Tensor, at: Vector, normal: Vector, view: Vector) -> lis
     heaven = above * (0.3 + 0.5 * (1 - rise).clamp(0, 1) + 0.9 * lamp)
     earth = (1 - above) * (0.08 + 1.1 * (1 + rise).clamp(0, 1).square()) * foot
     glint = 1.3 * dot(mirror, light).clamp(0, 1).square().square().square().square().square()
-    return [
-        (0.45 + 0.55 * first) * (heaven + earth * (0.25 + 0.75 * ground)) + glint
-        for first, ground in zip(table[11:14], table[17:20])
-    ]
+    return (0.45 + 0.55 * first) * (heaven + earth * (0.25 + 0.75 * ground)) + glint

@@ -1,16 +1,14 @@
 """Solids for `scenes`: where a ray meets a unit solid, and the normal there.
 
-Every solid lies within [-1, 1]^3 of its own frame, axis along y. A ray is origin + t * direction. A vector is three
-tensors of one shape. Only exactly rounded operations are used, so that no result depends on the rest of a batch.
+Every solid lies within [-1, 1]^3 of its own frame, axis along y. A ray is origin + t * direction. A vector is a tensor
+(3, ...). Only exactly rounded operations are used, so that no result depends on the rest of a batch.
 """
 
 from __future__ import annotations
 
 import math
 
-from torch import Tensor, full_like, where, zeros_like
-
-Vector = tuple[Tensor, Tensor, Tensor]
+from torch import Tensor, full_like, stack, where, zeros_like
 
 SHAPES = ("sphere", "cube", "cylinder", "cone", "torus")
 CUBE_HALF = 0.8
@@ -32,16 +30,12 @@ _NUM_TORUS_STEPS = 14
 _MISS = float("inf")
 
 
-def dot(a: Vector, b: Vector) -> Tensor:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    x, y, z = a * b
+    return x + y + z
 
 
-def along(origin: Vector, t: Tensor, direction: Vector) -> Vector:
-    x, y, z = (o + t * d for o, d in zip(origin, direction))
-    return x, y, z
-
-
-def _meet_sphere(origin: Vector, direction: Vector) -> Tensor:
+def _meet_sphere(origin: Tensor, direction: Tensor) -> Tensor:
     a = dot(direction, direction)
     b = dot(origin, direction)
     c = dot(origin, origin) - 1
@@ -49,22 +43,18 @@ def _meet_sphere(origin: Vector, direction: Vector) -> Tensor:
     return where(root > 0, (-b - root.clamp_min(0).sqrt()) / a, _MISS)
 
 
-def _meet_cube(origin: Vector, direction: Vector) -> Tensor:
-    near = []
-    far = []
-    for o, d in zip(origin, direction):
-        inverse = 1 / where(d.abs() < 1e-6, 1e-6, d)  # a ray along a face has a slope all the same
-        middle = -o * inverse
-        half = CUBE_HALF * inverse.abs()
-        near.append(middle - half)
-        far.append(middle + half)
-    t_near = near[0].maximum(near[1]).maximum(near[2])
-    t_far = far[0].minimum(far[1]).minimum(far[2])
+def _meet_cube(origin: Tensor, direction: Tensor) -> Tensor:
+    inverse = 1 / where(direction.abs() < 1e-6, 1e-6, direction)  # a ray along a face has a slope all the same
+    middle = -origin * inverse
+    half = CUBE_HALF * inverse.abs()
+    t_near = (middle - half).amax(0)
+    t_far = (middle + half).amin(0)
     return where(t_near < t_far, t_near, _MISS)
 
 
-def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
-    (ox, oy, oz), (dx, dy, dz) = origin, direction
+def _meet_cylinder(origin: Tensor, direction: Tensor) -> Tensor:
+    ox, oy, oz = origin
+    dx, dy, dz = direction
     a = (dx * dx + dz * dz).clamp_min(1e-8)
     b = ox * dx + oz * dz
     c = ox * ox + oz * oz - CYLINDER_RADIUS**2
@@ -80,9 +70,10 @@ def _meet_cylinder(origin: Vector, direction: Vector) -> Tensor:
     return where(on_side, t_side, _MISS).minimum(where(on_cap, t_cap, _MISS))
 
 
-def _meet_cone(origin: Vector, direction: Vector) -> Tensor:
+def _meet_cone(origin: Tensor, direction: Tensor) -> Tensor:
     """The mantle only: a cone stands on its base and is seen from above."""
-    (ox, oy, oz), (dx, dy, dz) = origin, direction
+    ox, oy, oz = origin
+    dx, dy, dz = direction
     # x^2 + z^2 = slope * (1 - y)^2, a double cone with its tip at y = 1: only the part with |y| <= 1 is ours.
     slope = CONE_SLOPE**2
     below = 1 - oy
@@ -98,43 +89,45 @@ def _meet_cone(origin: Vector, direction: Vector) -> Tensor:
     return best
 
 
-def _meet_torus(origin: Vector, direction: Vector) -> Tensor:
+def _meet_torus(origin: Tensor, direction: Tensor) -> Tensor:
     """Walk along the ray by the distance to the torus, from its bounding sphere on."""
     speed = dot(direction, direction).sqrt()
     t = -dot(origin, direction) / (speed * speed) - 1 / speed
     gap = zeros_like(t)
     for _ in range(_NUM_TORUS_STEPS):
-        x, y, z = along(origin, t, direction)
+        x, y, z = origin + t * direction
         ring = (x * x + z * z).sqrt() - RING_RADIUS
         gap = (ring * ring + y * y).sqrt() - TUBE_RADIUS
         t = t + gap / speed  # the gap is never more than the way to the torus, so no step goes through it
     return where(gap < 0.02, t, _MISS)
 
 
-def _normal_sphere(p: Vector) -> Vector:
+def _normal_sphere(p: Tensor) -> Tensor:
     return p
 
 
-def _normal_cube(p: Vector) -> Vector:
-    x, y, z = (c.abs() for c in p)
+def _normal_cube(p: Tensor) -> Tensor:
+    x, y, z = p.abs()
     face_x = (x >= y) & (x >= z)
     face_y = ~face_x & (y >= z)
-    return p[0].sign() * face_x, p[1].sign() * face_y, p[2].sign() * ~(face_x | face_y)
+    return p.sign() * stack([face_x, face_y, ~(face_x | face_y)])
 
 
-def _normal_cylinder(p: Vector) -> Vector:
-    cap = p[1].abs() > 0.9999  # points on a cap are at 1 only up to rounding
-    return where(cap, 0.0, p[0]), where(cap, p[1], 0.0), where(cap, 0.0, p[2])
+def _normal_cylinder(p: Tensor) -> Tensor:
+    x, y, z = p
+    cap = y.abs() > 0.9999  # points on a cap are at 1 only up to rounding
+    return stack([where(cap, 0.0, x), where(cap, y, 0.0), where(cap, 0.0, z)])
 
 
-def _normal_cone(p: Vector) -> Vector:
-    return p[0], CONE_SLOPE**2 * (1 - p[1]), p[2]
+def _normal_cone(p: Tensor) -> Tensor:
+    x, y, z = p
+    return stack([x, CONE_SLOPE**2 * (1 - y), z])
 
 
-def _normal_torus(p: Vector) -> Vector:
+def _normal_torus(p: Tensor) -> Tensor:
     x, y, z = p
     pull = 1 - RING_RADIUS / (x * x + z * z).sqrt().clamp_min(1e-6)
-    return x * pull, y, z * pull
+    return stack([x * pull, y, z * pull])
 
 
 MEET = (_meet_sphere, _meet_cube, _meet_cylinder, _meet_cone, _meet_torus)

@@ -28,7 +28,7 @@ def test_rays_meet_solids_where_marching_enters_them(number: int, shape: str) ->
     origin = torch.tensor([0.0, 2.5, -4.0])[:, None].expand(3, 400)
     target = torch.rand(3, 400, generator=generator) * 2.4 - 1.2
     direction = target - origin
-    t = solids.MEET[number](tuple(origin), tuple(direction))
+    t = solids.MEET[number](origin, direction)
     steps = torch.linspace(0.3, 2.0, 6000)
     points = origin[:, :, None].double() + direction[:, :, None] * steps.double()
     entered = inside(shape, points)
@@ -38,8 +38,8 @@ def test_rays_meet_solids_where_marching_enters_them(number: int, shape: str) ->
     assert agree.float().mean() > (0.95 if shape == "torus" else 0.99)
 
     hit = t < torch.inf
-    at = solids.along(tuple(origin[:, hit]), t[hit], tuple(direction[:, hit]))
-    normal = torch.stack(solids.NORMAL[number](at))
+    at = origin[:, hit] + t[hit] * direction[:, hit]
+    normal = solids.NORMAL[number](at)
     normal = normal / normal.norm(dim=0)
-    assert inside(shape, torch.stack(at) - 0.03 * normal).float().mean() > 0.97
-    assert not inside(shape, torch.stack(at) + 0.03 * normal).any()
+    assert inside(shape, at - 0.03 * normal).float().mean() > 0.97
+    assert not inside(shape, at + 0.03 * normal).any()
