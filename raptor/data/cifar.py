@@ -126,14 +126,8 @@ class _ArrayUnpickler(pickle.Unpickler):
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return np.empty(0).__reduce__()[0]
         if (module, name) == ("_codecs", "encode"):  # Python 3 pickles bytes as text for Python 2
-            return _encode_latin1
+            return str.encode  # it knows encodings of text only, where the codecs module has others
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not a part of CIFAR")
-
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it uses the encoding {encoding}, which is not a part of CIFAR")
-    return text.encode("latin1")
 
 
 def _load_pickle(name: str, content: bytes, *keys: str) -> list[Any]:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from raptor.data.classes import number_names
 from raptor.data.index import FileImages, Listing, listed, tell_once
@@ -25,14 +24,6 @@ _UNREAD = (
 """Files that hold images and are not read: they are counted, because their owner believes that they are in the data."""
 _TABLES = ("metadata.csv", "labels.csv", "metadata.jsonl", "train.csv")
 _MAX_LINKS = 8  # links to folders on the way to a file
-
-
-class Entry(NamedTuple):
-    """One image file of a folder or archive: its path there, its own split, its class."""
-
-    path: str
-    part: str | None
-    class_name: str | None
 
 
 def is_hidden(path: str) -> bool:
@@ -60,8 +51,8 @@ def no_images(place: str, expected: str, left_out: Mapping[str, int], hint: str 
     return ValueError(f"no images in {place}; expected {expected}{found}{hint}")
 
 
-def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[Entry]:
-    """Read splits and classes off relative paths: `train/<class>/x`, `<class>/x` or a flat `x`.
+def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[tuple[str, str | None, str | None]]:
+    """Read splits and classes off relative paths, `train/<class>/x`, `<class>/x` or a flat `x`: (path, split, class).
 
     A single folder around the split or class folders is looked through. A class may be called `train`: folders are
     splits only if all of them are, or if a training and a validation folder are both there. Others are then added to
@@ -92,7 +83,7 @@ def arrange(paths: Sequence[str], left_out: Counter[str]) -> list[Entry]:
         class_name = None
         if folders:
             class_name = folders[0]
-        entries.append(Entry(path, part, class_name))
+        entries.append((path, part, class_name))
     return entries
 
 

@@ -102,13 +102,9 @@ def _as_picture(item: Any, number: int) -> Image.Image:
         item = item[0]
     if isinstance(item, Image.Image):
         return item
-    if isinstance(item, Tensor | np.ndarray):
-        return _as_pixels(torch.as_tensor(item), number)
-    raise ValueError(f"item {number} of the data is of type {type(item).__name__}: give pictures, tensors or files")
-
-
-def _as_pixels(image: Tensor, number: int) -> Image.Image:
-    """A tensor (3, H, W) or (H, W, 3), uint8 or real numbers in 0..1, as a picture."""
+    if not isinstance(item, Tensor | np.ndarray):
+        raise ValueError(f"item {number} of the data is of type {type(item).__name__}: give pictures, tensors or files")
+    image = torch.as_tensor(item)  # (3, H, W) or (H, W, 3), uint8 or real numbers in 0..1
     if image.ndim == 2:
         image = image[None]
     if image.ndim == 3 and image.shape[0] not in (1, 3) and image.shape[2] in (1, 3):

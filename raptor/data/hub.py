@@ -20,15 +20,6 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls")
 _LABEL_KINDS = ("int", "uint", "bool", "string", "large_string")
 
 
-def open_hub(spec: str) -> TableImages:
-    """`NAME` or `NAME:split`. A named training split keeps the set's own validation split beside it."""
-    name, colon, split = spec.rpartition(":")
-    if not colon or "/" in split:  # as in C:/set
-        name = spec
-        split = ""
-    return TableImages(f"hf/{spec}", _load_parts(name, split))
-
-
 class TableImages(ImageData):
     """The images of tables of the `datasets` package, by their own names of the parts."""
 
@@ -67,8 +58,12 @@ class TableImages(ImageData):
         return open_image(value["bytes"] or DiskFile(Path(value["path"])).read())
 
 
-def _load_parts(name: str, split: str) -> dict[str, Any]:
-    """The part to train on, and the validation parts that have its columns, by their own names."""
+def open_hub(spec: str) -> TableImages:
+    """`NAME` or `NAME:split`: the part to train on, and the validation parts that have its columns."""
+    name, colon, split = spec.rpartition(":")
+    if not colon or "/" in split:  # as in C:/set
+        name = spec
+        split = ""
     try:
         import datasets
     except ImportError as error:
@@ -83,25 +78,27 @@ def _load_parts(name: str, split: str) -> dict[str, Any]:
     except Exception as error:  # the hub, the network and the builders each raise their own
         raise ValueError(f"cannot open hf/{name}: {' '.join(str(error).split())}") from error
     if not isinstance(tables, dict):
-        return {split or "train": tables}
+        return TableImages(f"hf/{spec}", {split or "train": tables})
     if split and split not in tables:
         raise ValueError(f"hf/{name} has no split {split!r}; it has {', '.join(tables)}")
     validation = own_validation(list(tables))
     train = split or next((part for part in tables if part.lower() in TRAIN_NAMES), None)
-    if train is None:
-        if validation is None:
-            raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
-        return {part: table for part, table in tables.items() if part.lower() in VAL_NAMES}
-    if train.lower() in VAL_NAMES:  # asked for by name: it is judged on by itself
-        return {train: tables[train]}
-    columns = set(tables[train].column_names)
+    if train is None and validation is None:
+        raise ValueError(f"hf/{name} has splits {', '.join(tables)}; name one as hf/{name}:SPLIT")
     chosen = {}
     for part, table in tables.items():
-        # Test parts are often published without labels: they cannot be judged on.
-        has_columns = part.lower() in VAL_NAMES and columns <= set(table.column_names)
-        if part == train or has_columns or part.lower() == validation:
+        is_val = part.lower() in VAL_NAMES
+        if train is None:
+            is_chosen = is_val
+        elif train.lower() in VAL_NAMES:  # asked for by name: it is judged on by itself
+            is_chosen = part == train
+        else:
+            # Test parts are often published without labels: they cannot be judged on.
+            has_columns = set(tables[train].column_names) <= set(table.column_names)
+            is_chosen = part == train or (is_val and has_columns) or part.lower() == validation
+        if is_chosen:
             chosen[part] = table
-    return chosen
+    return TableImages(f"hf/{spec}", chosen)
 
 
 def _find_columns(features: Any, name: str) -> tuple[str, str | None]:

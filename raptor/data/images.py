@@ -202,11 +202,6 @@ class ImageData:
         place[order] = np.arange(len(order))
         return torch.from_numpy(first[order]), torch.from_numpy(place[which])
 
-    def batch(self, indices: Sequence[int] | Tensor, preprocess: Preprocess, device: str | torch.device) -> Tensor:
-        """Images `indices` as uint8 (B, 3, resize, resize) on `device`."""
-        chunk = torch.as_tensor(indices).tolist()
-        return next(self.batches([chunk], preprocess, device)).images
-
     def batches(
         self,
         chunks: Iterable[list[int]],

@@ -134,18 +134,14 @@ def as_rgb(image: Image.Image, turned: bool = True) -> Image.Image:
         image = high
     if image.mode != "RGB":
         image = image.convert("RGB")
-    if turned and _orientation(image) != 1:
-        image = ImageOps.exif_transpose(image)
-    return image
-
-
-def _orientation(image: Image.Image) -> int:
-    """1 (upright) to 8; 1 where the image does not say, or what it says cannot be read."""
+    if not turned:
+        return image
     try:
         with warnings.catch_warnings(action="ignore"):
-            return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # damaged metadata; the pixels are whole
-        return 1
+        return image
+    return image if orientation == 1 else ImageOps.exif_transpose(image)
 
 
 def _triple(values: Any) -> _Triple:

@@ -18,16 +18,16 @@ PREPROCESS = Preprocess(size=12, resize=14)
 
 
 def test_every_kind_of_data_answers_the_same_call(data: ImageData) -> None:
-    wanted = torch.tensor([7, 0, 19])
-    decoded = data.batch(wanted, PREPROCESS, "cpu")
-    assert torch.equal(decoded, torch.stack([PREPROCESS.decode(data.load(i)) for i in wanted.tolist()]))
+    wanted = [7, 0, 19]
+    decoded = next(data.batches([wanted], PREPROCESS, "cpu")).images
+    assert torch.equal(decoded, torch.stack([PREPROCESS.decode(data.load(i)) for i in wanted]))
     held = InMemory(data, PREPROCESS)
-    assert torch.equal(held.batch(wanted, PREPROCESS, "cpu"), decoded)
-    assert torch.equal(held.select([19, 7, 0]).batch([1, 2, 0], PREPROCESS, "cpu"), decoded)
+    assert torch.equal(next(held.batches([wanted], PREPROCESS, "cpu")).images, decoded)
+    assert torch.equal(next(held.select([19, 7, 0]).batches([[1, 2, 0]], PREPROCESS, "cpu")).images, decoded)
     assert np.array_equal(np.asarray(held.load(7)), decoded[0].permute(1, 2, 0).numpy())
     own = Preprocess(size=16, resize=16)
     scenes = open_data("scenes", "val", size=16)
-    assert torch.equal(scenes.batch([3], own, "cpu")[0], own.decode(scenes.load(3)))
+    assert torch.equal(next(scenes.batches([[3]], own, "cpu")).images[0], own.decode(scenes.load(3)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

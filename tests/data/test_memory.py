@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,15 +29,21 @@ def test_joined_sets(tmp_path: Path) -> None:
     assert labelled.classes == ["x"] and labelled.labels == [0] * 34
 
 
+PREPROCESS = Preprocess(size=12, resize=14)
+
+
+def pixels_of(data: ImageData, indices: Sequence[int]) -> torch.Tensor:
+    return next(data.batches([list(indices)], PREPROCESS, "cpu")).images
+
+
 def test_images_in_memory_are_those_of_their_data(data: ImageData) -> None:
     """The same fingerprint, files and pixels, also of a part of them and of several sets end to end."""
-    preprocess = Preprocess(size=12, resize=14)
     part = data.select([5, 2, 9])
-    held = InMemory(part, preprocess)
+    held = InMemory(part, PREPROCESS)
     assert held.fingerprint() == part.fingerprint() != data.fingerprint()
     assert held.select([2]).fingerprint() == data.select([9]).fingerprint()
     assert [held.file(i) for i in range(3)] == [data.file(i) for i in (5, 2, 9)]
-    both = JoinedImages([held, InMemory(data, preprocess)])
-    expected = torch.cat([part.batch(range(3), preprocess, "cpu"), data.batch(range(23), preprocess, "cpu")])
+    both = JoinedImages([held, InMemory(data, PREPROCESS)])
+    expected = torch.cat([pixels_of(part, range(3)), pixels_of(data, range(23))])
     order = [25, 0, 3, 2, 7]
-    assert torch.equal(both.batch(order, preprocess, "cpu"), expected[order])
+    assert torch.equal(pixels_of(both, order), expected[order])

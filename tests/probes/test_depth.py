@@ -82,7 +82,7 @@ def test_reported_rmse_in_numpy(vit: ViT) -> None:
     train, val = data_for("depth")
     assert isinstance(train, DenseData) and isinstance(val, SceneFrames)
     result = probe(vit, "depth", train, val, lrs=[0.05], epochs=2, batch_size=16)
-    images, true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))
+    images, true = val.pairs(torch.arange(len(val)), val.frame, torch.device("cpu"))
     tokens = normed_tokens(vit, vit.preprocess.normalise(images), 3, "fp32")
     features = torch.cat([tokens[:, 3:], tokens[:, :1].expand(-1, 16, -1)], dim=-1).view(-1, 4, 4, 64)
     weight, bias = result.head
@@ -97,14 +97,14 @@ def test_reported_rmse_in_numpy(vit: ViT) -> None:
 def test_floors_in_numpy(vit: ViT) -> None:
     train, val = data_for("depth")
     assert isinstance(train, DenseData)
+    train.worth_caching = lambda _: True  # type: ignore[method-assign]  # in memory, so that targets can be changed
     task = Depth(vit, 3, train, val, batch_size=5, precision="fp32")
     # A tenth of train is kept for choices; the floors are fitted on the rest, as heads are.
     fit = task.fit.batch(torch.arange(task.num_fit))[1].double().numpy()
     fit[:, 0, 0] = 0  # no reading in any frame
-    task.fit._fill(torch.device("cpu"))  # in memory, so that targets can be changed
     assert task.fit.targets is not None
     task.fit.targets[:, 0, 0] = 0
-    true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))[1].double().numpy()
+    true = val.pairs(torch.arange(len(val)), val.frame, torch.device("cpu"))[1].double().numpy()
     valid = fit > 0
     constant = fit[valid].mean()
     mean_map = np.full(val.frame, constant)

@@ -62,7 +62,7 @@ def test_floors_in_numpy() -> None:
     assert task.fit.targets is not None
     task.fit.targets[:, 0, 0] = 255  # without a label in any frame
     fit = task.fit.targets.numpy()
-    true = val.batch(torch.arange(len(val)), val.frame, torch.device("cpu"))[1].numpy()
+    true = val.pairs(torch.arange(len(val)), val.frame, torch.device("cpu"))[1].numpy()
     classes = np.arange(train.num_classes)
     counts = (fit[..., None] == classes).sum((0, 1, 2))
     majority_map = (fit[..., None] == classes).sum(0).argmax(-1)
