@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from raptor.data.classes import number_labels, number_names
 from raptor.data.folder import SUFFIXES, arrange, count_unread, is_hidden, is_image_path, no_images, walk_folders
 from raptor.data.image_file import ZIP_START, ArchivedFile, DiskFile, File, open_archive, read_at
-from raptor.data.index import FileImages, Listing
-from raptor.data.names import PackedNames
+from raptor.data.index import FileImages, indexed
 from raptor.data.split import split_keys, split_word
 from raptor.progress import track
 
@@ -109,10 +108,10 @@ def open_zips(pattern: str) -> FileImages:
     """The images of zip archives, which are one image folder."""
     archives = list_files(pattern)
     open_archive.cache_clear()  # an archive of that name may have been replaced
-    return FileImages(pattern, "zip", archives, lambda: _list_zips(archives, pattern))
+    return indexed("zip", pattern, archives, lambda: _list_zips(archives, pattern))
 
 
-def _list_zips(archives: list[str], pattern: str) -> Listing:
+def _list_zips(archives: list[str], pattern: str) -> FileImages:
     # All of them are one folder, so the layout is read off all of their paths at once.
     by_path: dict[str, list[tuple[int, ArchivedFile]]] = {}
     left_out: Counter[str] = Counter()
@@ -141,8 +140,8 @@ def _list_zips(archives: list[str], pattern: str) -> Listing:
             parts.append(part)
             class_names.append(class_name)
     labels, classes = number_names(class_names)
-    packed = PackedNames.pack(names)
-    return Listing(packed, PackedNames.pack(split_keys(paths)), labels, classes, parts, archives, places, left_out)
+    keys = split_keys(paths)
+    return FileImages(pattern, archives, names, keys, labels, classes, parts, archives, left_out, places)
 
 
 def open_tars(pattern: str) -> FileImages:
@@ -153,7 +152,7 @@ def open_tars(pattern: str) -> FileImages:
     """
     archives = list_files(pattern)
     open_archive.cache_clear()  # an archive of that name may have been replaced
-    return FileImages(f"wds/{pattern}", "tar", archives, lambda: _list_tars(archives, pattern))
+    return indexed("tar", f"wds/{pattern}", archives, lambda: _list_tars(archives, pattern))
 
 
 class _Sample(NamedTuple):
@@ -166,7 +165,7 @@ class _Sample(NamedTuple):
     label: Any
 
 
-def _list_tars(archives: list[str], pattern: str) -> Listing:
+def _list_tars(archives: list[str], pattern: str) -> FileImages:
     left_out: Counter[str] = Counter()
     samples: list[_Sample] = []
     for number, archive in enumerate(track(archives, "listing archives", quiet=True)):
@@ -186,8 +185,8 @@ def _list_tars(archives: list[str], pattern: str) -> Listing:
         parts = list(map(words.__getitem__, numbers))
     labels, classes = number_labels(values, archives[0])
     places = [(number, *image[1:]) for number, image in zip(numbers, images)]
-    packed = PackedNames.pack(names)
-    return Listing(packed, PackedNames.pack(split_keys(paths)), labels, classes, parts, archives, places, left_out)
+    keys = split_keys(paths)
+    return FileImages(f"wds/{pattern}", archives, names, keys, labels, classes, parts, archives, left_out, places)
 
 
 def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Sample]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from raptor.data.classes import number_names
-from raptor.data.index import FileImages, Listing, listed, tell_once
-from raptor.data.names import PackedNames
+from raptor.data.index import FileImages, indexed, listed, tell_once
 from raptor.data.split import TRAIN_NAMES, VAL_NAMES, is_split_name, split_keys
 
 SUFFIXES = (
@@ -101,10 +100,10 @@ def _are_splits(tops: set[str]) -> bool:
 
 def open_folder(root: str | Path) -> FileImages:
     """A folder of image files in the ImageFolder layout, with or without split folders, or flat."""
-    return FileImages(str(root), "folder", [str(root)], lambda: _list_folder(Path(root)))
+    return indexed("folder", str(root), [str(root)], lambda: _list_folder(Path(root)))
 
 
-def _list_folder(root: Path) -> Listing:
+def _list_folder(root: Path) -> FileImages:
     folders = []
     paths = []
     others = []
@@ -134,8 +133,7 @@ def _list_folder(root: Path) -> Listing:
             break
     names, parts, class_names = zip(*arrange(paths, left_out))
     labels, classes = number_names(class_names)
-    keys = PackedNames.pack(split_keys(names))
-    return Listing(PackedNames.pack(names), keys, labels, classes, parts, folders, left_out=left_out)
+    return FileImages(str(root), [str(root)], names, split_keys(names), labels, classes, parts, folders, left_out)
 
 
 def walk_folders(root: Path) -> Iterator[tuple[str, list[str]]]:

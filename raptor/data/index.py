@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
@@ -32,46 +31,36 @@ _VERSION = 7  # raised when readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
 
 
-@dataclass
-class Listing:
-    """The images of a set, by columns over its N images.
-
-    Attributes:
-        names, keys: as in `ImageData`.
-        labels: a class index per image, -1 for none, or None without classes.
-        parts: the data's own split of each image, or None.
-        sources: the files and folders it was listed from; another size or time of one makes it old.
-        places: int64 (N, 6), where each image lies in its archive: the archive's number, and what `ArchivedFile` holds.
-        left_out: how many files of each kind were found and are not read.
-    """
-
-    names: PackedNames
-    keys: PackedNames
-    labels: list[int] | None
-    classes: list[str] | None
-    parts: Sequence[str | None]
-    sources: list[str] = field(default_factory=list)
-    places: Any = ()
-    left_out: dict[str, int] = field(default_factory=dict)
-
-
 class FileImages(ImageData):
     """Images that are files, in a folder or in archives.
 
-    Args:
-        kind: folder, zip or tar: how `addressed`, the folder or the archives, is listed by `make`.
+    Attributes:
+        addressed: the folder, or the archives.
+        sources: the files and folders they were listed from; another size or time of one makes a listing old.
+        places: int64 (N, 6), where each image lies in its archive: the archive's number, and what `ArchivedFile` holds;
+            empty for a folder.
+        paths: all names, by the position in the reader's own order.
     """
 
-    def __init__(self, name: str, kind: str, addressed: list[str], make: Callable[[], Listing]) -> None:
-        found = indexed(kind, addressed, make)
-        super().__init__(name, found.names, found.labels, found.classes, found.parts, found.keys)
+    def __init__(
+        self,
+        name: str,
+        addressed: list[str],
+        names: Sequence[str],
+        keys: Sequence[str],
+        labels: list[int] | None,
+        classes: list[str] | None,
+        parts: Sequence[str | None],
+        sources: list[str],
+        left_out: Mapping[str, int],
+        places: Any = (),
+    ) -> None:
+        super().__init__(name, names, labels, classes, parts, keys)
         self.addressed = addressed
-        self.paths = found.names
-        self.places = found.places
-        self.left_out = dict(found.left_out)
-        if found.left_out:
-            remedy = "convert, repair, unpack or move them to use them"
-            tell_once(f"left out of {self.name}: {listed(found.left_out)}; {remedy}")
+        self.sources = sources
+        self.places = places
+        self.paths = self.names
+        self.left_out = dict(left_out)
 
     def file(self, position: int) -> File:
         if not len(self.places):
@@ -98,33 +87,69 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raptor"
 
 
-def indexed(kind: str, addressed: Sequence[str], make: Callable[[], Listing]) -> Listing:
-    """The listing of what is addressed: from the cache folder unless it is old, else made, and kept if it is large."""
+def indexed(kind: str, name: str, addressed: list[str], make: Callable[[], FileImages]) -> FileImages:
+    """The images in a folder or in archives: from the cache folder unless they changed, else listed by `make`.
+
+    kind: folder, zip or tar: how `make` lists what is addressed. A long listing is kept.
+    """
     # By absolute path, so that a set has one index wherever a command is started.
     whole = json.dumps([_VERSION, kind, list(map(os.path.abspath, addressed))])
     path = cache_folder() / "index" / f"{hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()}.safetensors"
-    found = _read(path)
-    if found is not None:
-        return found
-    listing = make()
-    if len(listing.names) < MIN_IMAGES:
-        return listing
-    stamps = _stamps(listing.sources)
+    data = _read(path, name, addressed)
+    if data is None:
+        data = make()
+        if len(data) >= MIN_IMAGES and _keep(path, data):
+            # Read back, so that the first process of many maps the file into memory as the others do.
+            data = _read(path, name, addressed) or data
+    if data.left_out:
+        remedy = "convert, repair, unpack or move them to use them"
+        tell_once(f"left out of {data.name}: {listed(data.left_out)}; {remedy}")
+    return data
+
+
+def _keep(path: Path, data: FileImages) -> bool:
+    """Write the listing, unless the images have just changed; whether it was written."""
+    stamps = _stamps(data.sources)
     newest_ns = max(stamps, key=itemgetter(1))[1]
     # A file system's clock may tick in seconds: a later change within the same tick would go unnoticed.
     if newest_ns > time.time_ns() - _FRESH_S * 1e9:
-        return listing
+        return False
+    parts = list(dict.fromkeys(data.parts))
+    code = dict(zip(parts, range(len(parts))))
+    arrays = {
+        "names.text": data.names.text,
+        "names.ends": data.names.ends,
+        "keys.text": data.keys.text,
+        "keys.ends": data.keys.ends,
+        "parts": np.fromiter(map(code.__getitem__, data.parts), np.int64, len(data)),
+        "places": np.array(data.places, dtype=np.int64),
+    }
+    if data.labels is not None:
+        arrays["labels"] = np.array(data.labels, dtype=np.int64)
+    about = {
+        "classes": data.classes,
+        "parts": parts,
+        "sources": list(map(os.path.abspath, data.sources)),
+        "stamps": stamps,
+        "left_out": data.left_out,
+    }
+    # Two processes may write the same index at once: each its own file, and the later one stays.
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        _write(path, listing, stamps)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(arrays, unfinished, {"about": json.dumps(about)})
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         print(
-            f"the index of {len(listing.names)} images could not be kept ({error}): they are listed again next time; "
+            f"the index of {len(data)} images could not be kept ({error}): they are listed again next time; "
             "set RAPTOR_CACHE to a folder that can be written",
             file=sys.stderr,
         )
-        return listing
-    # Read back, so that the first process of many maps the file into memory as the others do.
-    return _read(path) or listing
+        return False
+    return True
 
 
 def _stamps(sources: Sequence[str]) -> list[list[int]]:
@@ -139,37 +164,7 @@ def _stamps(sources: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def _write(path: Path, listing: Listing, stamps: list[list[int]]) -> None:
-    parts = list(dict.fromkeys(listing.parts))
-    code = dict(zip(parts, range(len(parts))))
-    arrays = {
-        "names.text": listing.names.text,
-        "names.ends": listing.names.ends,
-        "keys.text": listing.keys.text,
-        "keys.ends": listing.keys.ends,
-        "parts": np.fromiter(map(code.__getitem__, listing.parts), np.int64, len(listing.parts)),
-        "places": np.array(listing.places, dtype=np.int64),
-    }
-    if listing.labels is not None:
-        arrays["labels"] = np.array(listing.labels, dtype=np.int64)
-    about = {
-        "classes": listing.classes,
-        "parts": parts,
-        "sources": list(map(os.path.abspath, listing.sources)),
-        "stamps": stamps,
-        "left_out": listing.left_out,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes may write the same index at once: each its own file, and the later one stays.
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        save_file(arrays, unfinished, {"about": json.dumps(about)})
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> Listing | None:
+def _read(path: Path, name: str, addressed: list[str]) -> FileImages | None:
     """The listing kept at `path`; None if there is none, or it is old or broken (it is then made again)."""
     try:
         with safe_open(path, "np") as file:
@@ -177,19 +172,21 @@ def _read(path: Path) -> Listing | None:
         if about["stamps"] != _stamps(about["sources"]):
             return None
         # Through torch, which maps the file into memory; safetensors' own reader for NumPy copies it.
-        arrays = {name: tensor.numpy() for name, tensor in load_file(path).items()}
+        arrays = {key: tensor.numpy() for key, tensor in load_file(path).items()}
         labels = None
         if "labels" in arrays:
             labels = arrays["labels"].tolist()
-        return Listing(
+        return FileImages(
+            name,
+            addressed,
             PackedNames(arrays["names.text"], arrays["names.ends"]),
             PackedNames(arrays["keys.text"], arrays["keys.ends"]),
             labels,
             about["classes"],
             list(map(about["parts"].__getitem__, arrays["parts"].tolist())),
             about["sources"],
-            arrays["places"],
             about["left_out"],
+            arrays["places"],
         )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
