@@ -10,7 +10,7 @@ from typing import Any
 
 from raptor.checks import in_words
 from raptor.config import COMMANDS
-from raptor.terminal.help import EXAMPLES, OptionText, options_of
+from raptor.terminal.help import OptionText, about, options_of
 
 
 def on_config(_config: Any) -> None:
@@ -37,8 +37,8 @@ def _list_files() -> str:
 
 
 def _describe(name: str) -> str:
-    rows = [_row(option) for option in options_of(COMMANDS[name][0])]
-    examples = "\n".join(f"    {line}" for line in EXAMPLES[name])
+    rows = [_row(option) for option in options_of(COMMANDS[name])]
+    examples = "\n".join(f"    {line}" for line in about(name)[1])
     table = "\n".join(["| option | values | default | |", "|---|---|---|---|", *rows])
     return f"{examples}\n\n{table}\n"
 

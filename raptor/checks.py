@@ -44,16 +44,14 @@ def expand_home(value: Any) -> Any:
 
 def members(kind: Any) -> list[Any]:
     """The types in an annotation, such as list, int and None in `list[int] | None`. A Literal stays whole."""
-    if get_origin(kind) is Annotated:
+    origin = get_origin(kind)
+    if origin is Annotated:
         return members(get_args(kind)[0])
-    if get_origin(kind) is Literal or not get_args(kind):
+    if origin is Literal or not get_args(kind):
         return [kind]
-    found = []
-    if get_origin(kind) in (list, tuple, dict):
-        found.append(get_origin(kind))
+    found = [origin] if origin in (list, tuple, dict) else []
     for part in get_args(kind):
-        if part is not Ellipsis:
-            found += members(part)
+        found += members(part)
     return found
 
 
@@ -87,13 +85,12 @@ def checked(option: str, kind: Any, value: Any) -> Any:
     """
     if not _is_plain(value):
         return value
-    if value in ([], ()):
-        raise ValueError(f"{option} has no value: give at least one; see --help")
     # In Python one entry may stand for a list of one.
     if takes_several(kind) and isinstance(value, str | int | float):
         value = [value]
-    entries = value if isinstance(value, list | tuple) else [value]
-    for entry in entries:
+    if value in ([], ()):
+        raise ValueError(f"{option} has no value: give at least one; see --help")
+    for entry in value if isinstance(value, list | tuple) else [value]:
         if isinstance(entry, str) and not entry.strip():
             raise ValueError(f"{option} is empty: give a value, or leave it out")
         # To pydantic a truth value is a number.
@@ -141,12 +138,11 @@ def near_miss(word: str, choices: Iterable[str], otherwise: str = "", mark: str 
     return ""
 
 
-def shown(config: Any, name: str) -> str:
-    """An option as it is typed: --k, but MODEL and IMAGE for the words that come first."""
-    if name in ("model", "models", "run") and name == config.POSITIONAL[0]:
+def shown(kind: Any, name: str) -> str:
+    """An option of a config as it is typed: --k, but MODEL for a word that has to be given."""
+    # A class has no attribute for a field without a default.
+    if name in kind.POSITIONAL and not hasattr(kind, name):
         return name.upper().removesuffix("S")
-    if name == "image" and name in config.POSITIONAL:
-        return "IMAGE"
     return f"--{name.rstrip('_')}"  # `for_`, because `for` is a keyword of Python
 
 
@@ -163,27 +159,26 @@ def existing_file(word: str) -> str:
     return word
 
 
+def existing_head(word: str) -> str:
+    if word not in ("own", "random") and not Path(word).exists():
+        raise ValueError(f"there is no file {word}: check its path, or choose from own, random")
+    return word
+
+
 def target(word: str) -> str:
     """The word, unless it is not a score that a surrogate can reach, such as `r2=.6`."""
     name, _, value = word.partition("=")
     # No surrogate passes NaN, or 95 for .95; a recovery may be a little above 1.
     highest = {"recovery": 2.0, "r2": 1.0}
     try:
-        is_possible = -math.inf < float(value) <= highest[name]
+        if -math.inf < float(value) <= highest[name]:
+            return word
     except (KeyError, ValueError):
-        is_possible = False
-    if not is_possible:
-        raise ValueError(
-            f"{word} is no number of blocks and no target: write 3, recovery=.95 or r2=.6; r2 is at most 1, recovery "
-            "at most 2"
-        )
-    return word
-
-
-def existing_head(word: str) -> str:
-    if word not in ("own", "random") and not Path(word).exists():
-        raise ValueError(f"there is no file {word}: check its path, or choose from own, random")
-    return word
+        pass
+    raise ValueError(
+        f"{word} is no number of blocks and no target: write 3, recovery=.95 or r2=.6; r2 is at most 1, recovery at "
+        "most 2"
+    )
 
 
 def check_out(out: str, images: Any) -> None:
@@ -196,40 +191,43 @@ def check_out(out: str, images: Any) -> None:
 
 def run_name(word: str) -> str:
     """The word, unless it is a path that is not there."""
-    return _checked_model(word, is_run=True)
+    if not _is_known_model(word):
+        hint = _near_folder(word) or "give the --out of an earlier command"
+        raise ValueError(f"there is no run folder {word}: {hint}")
+    return word
 
 
 def model_name(word: str) -> str:
     """The word, unless it is a path or a plain word that is not there; others are looked up when a model is opened."""
-    return _checked_model(word, is_run=False)
-
-
-def _checked_model(word: str, is_run: bool) -> str:
-    name, _, weights = word.partition("@")
-    if weights.endswith(_WEIGHT_SUFFIXES) and not Path(weights).expanduser().exists():  # else it is a revision
-        raise ValueError(f"{word}: there is no weight file {weights}")
-    built_in = [path.name for path in (Path(__file__).parent / "assets").iterdir()]
-    is_known = name == OWN or name in built_in or name.startswith(_MODEL_PREFIXES)
-    if is_known or Path(name).expanduser().exists():
+    if _is_known_model(word):
         return word
-    file, _, function = name.partition(":")
-    if not is_run and file.endswith(".py"):
-        raise ValueError(f"unknown model {word!r}: did you mean --module {file}:{function or 'FUNCTION'}?")
-    if name.endswith(_WEIGHT_SUFFIXES):
-        raise ValueError(f"weights file {name} does not exist: correct the path, or write timm/NAME for a model")
-    near = _near_folder(name)
-    if is_run:
-        raise ValueError(f"there is no run folder {word}: {near or 'give the --out of an earlier command'}")
-    close = difflib.get_close_matches(name, built_in, n=1)
-    # It looks like a name of timm. Whether timm has it is not asked, because the import of timm takes seconds.
-    if not close and re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", name):
-        close = [f"timm/{name}"]
-    hint = "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder that is there"
-    if near:
-        hint = near
+    hint = _near_folder(word) or "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder that is there"
+    file, _, function = word.partition(":")
+    close = difflib.get_close_matches(word, _built_in(), n=1)
+    if file.endswith(".py"):
+        hint = f"did you mean --module {file}:{function or 'FUNCTION'}?"
     elif close:
         hint = f"did you mean {close[0]!r}?"
+    elif re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", word):
+        # Whether timm has it is not asked, because the import of timm takes seconds.
+        hint = f"did you mean 'timm/{word}'?"
     raise ValueError(f"unknown model {word!r}: {hint}")
+
+
+def _is_known_model(word: str) -> bool:
+    name, _, weights = word.partition("@")
+    # Another word after the @ is a revision.
+    if weights.endswith(_WEIGHT_SUFFIXES) and not Path(weights).expanduser().exists():
+        raise ValueError(f"{word}: there is no weight file {weights}")
+    if name == OWN or name in _built_in() or name.startswith(_MODEL_PREFIXES) or Path(name).expanduser().exists():
+        return True
+    if name.endswith(_WEIGHT_SUFFIXES):
+        raise ValueError(f"weights file {name} does not exist: correct the path, or write timm/NAME for a model")
+    return False
+
+
+def _built_in() -> list[str]:
+    return [path.name for path in (Path(__file__).parent / "assets").iterdir()]
 
 
 def data_name(word: str) -> str:
@@ -238,13 +236,13 @@ def data_name(word: str) -> str:
     plain = re.fullmatch(r"[\w~. /-]+", word) and not word.startswith(("hf/", "wds/"))
     if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
         return word
+    hint = (
+        _near_folder(word) or "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
+    )
     # A far name would lead astray, so the bound is above .6, difflib's own.
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
-    hint = _near_folder(word)
     if close:
         hint = f"did you mean {close[0]}?"
-    elif not hint:
-        hint = "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
     raise ValueError(f"unknown data {word!r}: {hint}")
 
 
@@ -256,6 +254,4 @@ def _near_folder(word: str) -> str:
     except OSError:
         return ""
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
-    if not close:
-        return ""
-    return f"did you mean {path.parent / close[0]}?"
+    return f"did you mean {path.parent / close[0]}?" if close else ""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
@@ -18,7 +19,7 @@ from typing import Any
 
 from raptor import __version__
 from raptor.checks import OWN, members, near_miss, shown, takes_several
-from raptor.config import COMMANDS, WORDS_FIRST, WORDS_SECOND, Config
+from raptor.config import COMMANDS, Config
 from raptor.files import read_yaml, slug
 from raptor.progress import started_processes
 from raptor.terminal.help import completion, help_of, overview
@@ -27,7 +28,6 @@ from raptor.terminal.streams import fail_fast_offline, is_users, one_line, safe_
 
 # Every other command would do the same work in each process, and write the same files.
 _IN_PARALLEL = ("phases", "distill", "evaluate", "head", "probe", "dynamics", "states", "train-teacher")
-_MODELS = ("model", "models", "run")
 # The first two run code. A file may come from a stranger, so it may not give them.
 _ONLY_TYPED = ("module", "trust_hub", "config")
 
@@ -35,9 +35,7 @@ _ONLY_TYPED = ("module", "trust_hub", "config")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit code: 0 when the result is saved; 2 with one line when the input was
     wrong; 130 when it was stopped."""
-    words = sys.argv[1:]
-    if argv is not None:
-        words = list(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     with safe_streams(), stopped_by_signals():
         try:
             return _run(words)
@@ -66,49 +64,46 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["help"] and len(words) > 1:
         words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview(), flush=True)
-        return 0
-    if words[0] in ("-V", "--version"):
-        print(f"raptor {__version__}", flush=True)
-        return 0
-    if words[0] == "completion":
-        print(completion(words[1:]), flush=True)
-        return 0
-    return run_command(words[0], words[1:])
-
-
-def config_of(name: str) -> type[Config]:
-    """The config of a command."""
-    if name not in COMMANDS:
-        raise ValueError(f"unknown command {name!r}{near_miss(name, COMMANDS, ', '.join(COMMANDS))}")
-    return COMMANDS[name][0]
-
-
-def run_command(name: str, words: list[str]) -> int:
-    kind = config_of(name)
-    if started_processes()[1] > 1 and name not in _IN_PARALLEL:
-        raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
-    # Help is given whatever else is typed, also where a value is wrong or missing.
-    if "-h" in words or "--help" in words or "--help-all" in words:
-        print(help_of(name, everything="--help-all" in words), flush=True)
-        return 0
-    if "--json" not in words:
-        result = _call(name, kind, words)
-        if hasattr(result, "text") and started_processes()[0] == 0:  # the other ranks have the same result
-            print(result.text(), flush=True)
-        return 0
-    # Not an option of a config: it changes how a result is shown, and a function of Python returns it.
-    words.remove("--json")
-    with _output_to_stderr():  # a module of the user's own may print
-        result = _call(name, kind, words)
-    if result is not None and started_processes()[0] == 0:
-        print(json.dumps(result.to_dict(), default=str), flush=True)
+        told = overview()
+    elif words[0] in ("-V", "--version"):
+        told = f"raptor {__version__}"
+    elif words[0] == "completion":
+        told = completion(words[1:])
+    else:
+        return run_command(words[0], words[1:])
+    print(told, flush=True)
     return 0
 
 
-def _call(name: str, kind: type[Config], words: Sequence[str]) -> Any:
+def run_command(name: str, words: list[str]) -> int:
+    config_of(name)
+    if started_processes()[1] > 1 and name not in _IN_PARALLEL:
+        raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
+    # Help is given whatever else is typed, also where a value is wrong or missing.
+    if not {"-h", "--help", "--help-all"}.isdisjoint(words):
+        print(help_of(name, everything="--help-all" in words), flush=True)
+        return 0
+    told = ""
+    # Not an option of a config: it changes how a result is shown, and a function of Python returns it.
+    if "--json" in words:
+        words.remove("--json")
+        with _output_to_stderr():  # a module of the user's own may print
+            result = _call(name, words)
+        if result is not None:
+            told = json.dumps(result.to_dict(), default=str)
+    else:
+        result = _call(name, words)
+        if hasattr(result, "text"):
+            told = result.text()
+    # The other ranks have the same result.
+    if told and started_processes()[0] == 0:
+        print(told, flush=True)
+    return 0
+
+
+def _call(name: str, words: Sequence[str]) -> Any:
     """The result of a command's function, whose module only is imported."""
-    config = parse(name, kind, words)
+    config = parse(name, words)
     function = name.replace("-", "_")
     return getattr(import_module(f"raptor.commands.{function}"), function)(config)
 
@@ -128,16 +123,22 @@ def _output_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
+def config_of(name: str) -> type[Config]:
+    """The config of a command."""
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}{near_miss(name, COMMANDS, ', '.join(COMMANDS))}")
+    return COMMANDS[name]
+
+
+def parse(name: str, words: Sequence[str]) -> Config:
     """The config that words at a terminal give: what is typed, else the entries of --config files, else defaults."""
-    typed = split_words(name, kind, words)
-    files = typed.pop("config", [])
-    module = typed.pop("module", [None])[0]
-    given: dict[str, Any] = {}
-    for file in files:
-        # A later file wins, and what is typed wins over all of them.
-        given |= _read_config(Path(file).expanduser(), kind)
+    kind = config_of(name)
     kinds = kind.kinds()
+    typed = split_words(name, words)
+    given: dict[str, Any] = {}
+    for file in typed.pop("config", []):
+        given |= _read_config(Path(file).expanduser(), kind)
+    module = typed.pop("module", [None])[0]
     for option, values in typed.items():
         given[option] = values if takes_several(kinds[option]) else values[0]
     first = kind.POSITIONAL[0]
@@ -145,30 +146,30 @@ def parse(name: str, kind: type[Config], words: Sequence[str]) -> Config:
     if module is not None and not is_named:
         if name == "report":
             raise ValueError("raptor report shows the results of a run: name its folder before --module")
-        # A word that passes the checks of a config; the model itself is made at the end, when all else is known to be
-        # right.
+        # It passes the checks of a config. The model is made at the end, when all else is known to be right.
         given[first] = OWN
     for option in kind.POSITIONAL:
-        if option not in given and option in (*_MODELS, *WORDS_SECOND):
+        if option not in given and not hasattr(kind, option):
             raise ValueError(f"give {shown(kind, option)}; see raptor {name} --help")
     config = kind(**given)
     # Only then, because the lookup of a name may take seconds.
-    if _is_on_the_hub(config):
+    if re.search("'(timm|hf)/", str(vars(config))):
         fail_fast_offline()
     if module is None:
         return config
     return _with_module(name, config, module, is_named)
 
 
-def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str, list[str]]:
-    """The words of a command line by option; words that belong to no option are the command's first argument.
+def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
+    """The words of a command line by option. Words that belong to no option are the command's own, by their place.
 
     `--num-images` is `--num_images`; a switch alone is true; `--data photos/ MODEL` is not taken apart.
     """
+    kind = config_of(name)
     # A mapping cannot be typed: weights of token groups are given in a recipe.
-    kinds = {option: of for option, of in kind.kinds().items() if dict not in members(of)}
+    kinds: dict[str, Any] = {option: of for option, of in kind.kinds().items() if dict not in members(of)}
     kinds["config"] = list[str]
-    if kind.POSITIONAL[0] in _MODELS:
+    if not hasattr(kind, kind.POSITIONAL[0]):
         kinds["module"] = str
     found: dict[str, list[str]] = {}
     free: list[str] = []
@@ -183,36 +184,29 @@ def split_words(name: str, kind: type[Config], words: Sequence[str]) -> dict[str
         if f"{option}_" in kinds:  # `for` is a keyword of Python, so the option is called `for_`
             option += "_"
         if option not in kinds or not flag.startswith("--"):
-            raise ValueError(_unknown(name, flag, kinds))
+            raise ValueError(_unknown(name, flag, [*kinds, "json", "help"]))
         # Dropping the first value without a word would run something else than was typed.
         if option in found and option != "config":
             raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
-        is_switch = bool in members(kinds[option])
-        # A word after a switch is the command's own where that is still missing: `--skip_bad MODEL`.
-        is_missing = kind.POSITIONAL[0] in WORDS_FIRST and not free
         values = [value] if equals else []
+        if bool in members(kinds[option]) and not equals:
+            # Any other word after a switch is the command's own: `--skip_bad MODEL`.
+            is_said = bool(rest) and rest[0].lower() in ("true", "false")
+            values = [rest.pop(0) if is_said else "true"]
         while not equals and rest and not _is_option(rest[0]) and (not values or takes_several(kinds[option])):
-            if is_switch and is_missing and rest[0].lower() not in ("true", "false"):
-                break
             values.append(rest.pop(0))
-        if is_switch and not values:
-            values = ["true"]
         if not values:
             raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
-    return {**_by_place(name, kind, free, "module" in found), **found}
-
-
-def _by_place(name: str, kind: type[Config], free: list[str], has_module: bool) -> dict[str, list[str]]:
-    """The words that belong to no option, by what their place says: the model, and of `show` the image after it."""
-    places = [option for option in kind.POSITIONAL if option in WORDS_FIRST or option in WORDS_SECOND]
-    if has_module and len(free) < len(places):  # the module stands for the model
+    places = list(kind.POSITIONAL)
+    if free and takes_several(kinds[places[0]]):
+        return {places[0]: free, **found}
+    # The module stands for the model.
+    if "module" in found and len(free) < len(places):
         places = places[1:]
-    if places == ["models"] and free:
-        return {"models": free}
     if len(free) > len(places):
         raise ValueError(f"unexpected {' '.join(free[len(places) :])}; see raptor {name} --help")
-    return {option: [word] for option, word in zip(places, free)}
+    return {**{option: [word] for option, word in zip(places, free)}, **found}
 
 
 def _is_option(word: str) -> bool:
@@ -220,14 +214,13 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "."
 
 
-def _unknown(name: str, typed: str, kinds: Mapping[str, Any]) -> str:
+def _unknown(name: str, typed: str, known: list[str]) -> str:
     """What to say of an option that the command does not have."""
     option = typed.removeprefix("--").replace("-", "_")
-    others = [other for other in COMMANDS if option in config_of(other).kinds()]
+    others = [other for other, kind in COMMANDS.items() if option in kind.kinds()]
     if others:
         return f"unknown option {typed}: it is an option of {', '.join(others)}; see raptor {name} --help"
-    near = near_miss(option, (*kinds, "json", "help"), mark="--")
-    return f"unknown option {typed}" + (near or f"; see raptor {name} --help")
+    return f"unknown option {typed}{near_miss(option, known, mark='--') or f'; see raptor {name} --help'}"
 
 
 def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
@@ -247,25 +240,15 @@ def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
     return found
 
 
-def _is_on_the_hub(config: Config) -> bool:
-    """Whether a model of the config may have to be fetched."""
-    for value in vars(config).values():
-        words = value if isinstance(value, list | tuple) else [value]
-        if any(str(word).startswith(("timm/", "hf/")) for word in words):
-            return True
-    return False
-
-
 def _with_module(name: str, config: Config, where: str, is_named: bool) -> Config:
     """The config with the user's own model: the teacher where a run was named, else the model itself."""
     made = load_module(where)
     if is_named:
         if not hasattr(config, "teacher"):
             raise ValueError("--module stands for MODEL: leave out one of them")
-        changes: dict[str, Any] = {"teacher": made}
-        return replace(config, **changes)
+        return replace(config, **{"teacher": made})
     first = config.POSITIONAL[0]
-    changes = {first: [made] if first == "models" else made}
+    changes: dict[str, Any] = {first: [made] if first == "models" else made}
     if name in ("phases", "probe", "dynamics", "states") and getattr(config, "out", None) is None:
         file, _, function = where.rpartition(":")  # models of one class are told apart by file and function
         changes["out"] = f"runs/{name}-{slug(f'{Path(file).stem}-{function}')}"

@@ -5,7 +5,7 @@ of the home folder are expanded. torch is not imported here, so `--help` and err
 
 In Python a model may also be a module, an opened model or a result, and data a pair of opened images; such objects pass
 unchecked. The first classes hold options that several commands share; `title` is the heading of their options in
-`--help`, and `RARE` names those that only `--help-all` shows.
+`--help`. The docstring of a command's class is its help: a line, then examples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ Batch = Annotated[Whole, Field(ge=1, le=10**6)]
 Several = Annotated[int, Field(ge=1, le=1024)]
 Side = Annotated[Whole, Field(ge=1, le=4096)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Severity = Annotated[int, Field(ge=0, le=5)]
 Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -70,13 +69,15 @@ else:
     Lengths = list[int]
     Head = Annotated[str, AfterValidator(existing_head)]
 
+# What `open_vit` and `open_pair` take.
+_OPENING = ("weights", "trust_hub", "size", "pretrained", "teacher", "allow_other_teacher")
+
 
 @dataclass(kw_only=True)
 class Config:
-    """What all configs do."""
+    """What all configs do. POSITIONAL are the options that may be given without their name, by their place."""
 
-    title: ClassVar[str] = "options"
-    RARE: ClassVar[str] = ""
+    title: ClassVar[str] = ""
     POSITIONAL: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class Config:
             value = expand_home(getattr(self, f.name))
             # A default is right, and may be of another type: the entries of a recipe are None until it is read.
             if value is not f.default:
-                value = checked(shown(self, f.name), kinds[f.name], value)
+                value = checked(shown(type(self), f.name), kinds[f.name], value)
             setattr(self, f.name, value)
         out = getattr(self, "out", None)
         if isinstance(out, str):
@@ -113,71 +114,57 @@ class Config:
                 raise TypeError(f"unexpected argument {name!r}{near_miss(name, cls.kinds())}")
         return cls(**given, **options)
 
-    def part(self, kind: type[Config]) -> dict[str, Any]:
-        """The options of this config that `kind` declares."""
-        own = {f.name for f in dataclasses.fields(self)}
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(kind) if f.name in own}
+    def opening(self) -> dict[str, Any]:
+        """How its model is opened: the arguments of `open_vit` and `open_pair` that this config has."""
+        return {name: getattr(self, name) for name in _OPENING if hasattr(self, name)}
 
 
 @dataclass(kw_only=True)
-class WeightFile(Config):
+class Opening(Config):
+    """How a model is opened. The options are the teacher's where the command also takes surrogates."""
+
     title = "model"
 
     weights: File | None = None
     """a local weight file for the teacher."""
-
-
-@dataclass(kw_only=True)
-class Opening(WeightFile):
-    """How a model is opened. The options are the teacher's where the command also takes surrogates."""
-
-    title = "model"
-    RARE = "layer_scale trust_hub"
-
     # Code of a stranger runs only where somebody says so.
     trust_hub: bool = False
     """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
-    size: int | None = None
-    """image size."""
-
-    def weights_name(self) -> str:
-        """What tells this model from the published one of its name, for the default folder of its results."""
-        if self.weights is not None:
-            return Path(self.weights).stem
-        # An untrained model once took the folder of the trained one: it was refused there, or replaced its results.
-        if not getattr(self, "pretrained", True):
-            return "untrained"
-        return ""
-
-    def opening(self) -> dict[str, Any]:
-        """The arguments of `open_vit`."""
-        return self.part(OpeningModel)
 
 
 @dataclass(kw_only=True)
-class OpeningModel(Opening):
+class Sized(Opening):
+    title = "model"
+
+    size: int | None = None
+    """image size."""
+
+
+@dataclass(kw_only=True)
+class OpeningModel(Sized):
     """How a model that may be untrained is opened."""
 
     title = "model"
 
     pretrained: bool = True
     """fetch published weights; false gives the same model untrained."""
-    layer_scale: float | None = None
-    """what LayerScale starts from in an untrained model; DINOv2's own 1e-5 leaves tokens in place."""
+
+    def weights_name(self) -> str:
+        """What tells this model from the published one of its name, for the default folder of its results."""
+        if self.weights is not None:
+            return Path(self.weights).stem
+        # An untrained model once took the folder of the trained one: it was refused there, or replaced its results.
+        return "" if self.pretrained else "untrained"
 
 
 @dataclass(kw_only=True)
 class OfTeacher(Config):
     title = "model"
-    RARE = "allow_other_teacher"
 
     teacher: Model | None = None
     """the teacher of a surrogate, if its folder does not name it or the name fails to open."""
     allow_other_teacher: bool = False
     """compare with a teacher that the surrogate was not made from; the results say so."""
-
-    def of_teacher(self) -> dict[str, Any]:
-        return self.part(OfTeacher)
 
 
 @dataclass(kw_only=True)
@@ -193,7 +180,6 @@ class Running(OnDevice):
     """Where and in which precision a command runs, and how it reads images."""
 
     title = "machine"
-    RARE = "skip_bad"
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto, fp32 or bf16."""
@@ -214,8 +200,9 @@ class OnData(Config):
     where all have the same classes. By default those of the run, else scenes."""
     val: Data | None = None
     """other images to judge on, instead of the held-out part of the data."""
-    split: str = "val"
-    """val (held out), train, all, or one of the data's own parts, such as test."""
+    split: str | None = None
+    """val (held out), train, all, or one of the data's own parts, such as test. By default val; of a plain folder all,
+    where nothing is fitted."""
 
 
 @dataclass(kw_only=True)
@@ -243,7 +230,6 @@ class Fitting(Config):
 @dataclass(kw_only=True)
 class HeadClasses(Config):
     title = "images"
-    RARE = "classes"
 
     classes: File | None = None
     """a file with the classes of the model's head, one per line; ImageNet's WordNet ids need none."""
@@ -254,7 +240,6 @@ class GivenHead(HeadClasses, Fitting):
     """The head for a teacher that has no classifier; a ridge head is fitted on training images."""
 
     title = "images"
-    RARE = "head_file"
 
     head_file: File | None = None
     """a linear head, for a teacher that has none or to replace its own."""
@@ -265,7 +250,6 @@ class Training(Fitting):
     """How long-running training is interrupted, continued and planned."""
 
     title = "machine"
-    RARE = "compile checkpoint_minutes"
 
     seed: Seed = 0
     """of initialisation, data order, augmentation and drops."""
@@ -291,11 +275,6 @@ class Recipe(Config):
     leaves it out, it is the one declared here."""
 
     title = "training"
-    RARE = """
-        copy adapters adapted mixup cutmix jitter grey sizes first_size_until average_last
-        augment min_lr weight_decay warmup clip lam lam_until cosine head_weight hand_over crop_scale
-        epoch_images stage1_share stage1_weights last_phase_weights stage2_weights
-        """
 
     recipe: str = "default"
     """default, adamw, quick, long, long-patches, paper, authors, vitb16, vitb16-varied, vitb16-coordinates,
@@ -406,20 +385,38 @@ class Recipe(Config):
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(Recipe) if f.name != "recipe"}
 
 
-WORDS_FIRST = ("model", "models", "run", "filter")
-"""Options that a terminal takes as words without a name."""
-WORDS_SECOND = ("image",)
-"""The same, after the first word."""
+# One class per command. `OnModel` and `OnSurrogate` are what several of them begin with.
 
 
-# One class per command.
+@dataclass(kw_only=True)
+class OnModel(OpeningModel):
+    POSITIONAL: ClassVar[tuple[str, ...]] = ("model",)
+
+    model: Model = field(kw_only=False)
+    """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, the folder of a model or of a run."""
+    out: str | None = None
+    """folder of the results; by default the run's own, else runs/COMMAND-MODEL."""
+
+
+@dataclass(kw_only=True)
+class OnSurrogate(Sized, OfTeacher, Measuring, GivenHead, Running):
+    POSITIONAL = ("run",)
+
+    run: Run = field(kw_only=False)
+    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
+    out: str | None = None
+    """folder of the results; by default the run's own."""
+    seed: Seed = 0
+    """of everything that is drawn at random."""
 
 
 @dataclass(kw_only=True)
 class DemoConfig(OnDevice):
-    """Phases, certificate, probes, dynamics and the page, on the built-in model, surrogate and scenes."""
+    """Phases to report on the built-in model, surrogate and scenes, without a network.
 
-    title = "demo"
+    raptor demo --out runs/demo
+    """
+
     POSITIONAL = ("out",)
 
     out: str = "runs/demo"
@@ -430,7 +427,12 @@ class DemoConfig(OnDevice):
 
 @dataclass(kw_only=True)
 class ModelsConfig(Config):
-    """List the names that can be opened, or the models that a weight file fits."""
+    """Names that can be opened, or the models that a weight file fits.
+
+    raptor models dinov2
+    raptor models '*siglip*'
+    raptor models --for weights.pth
+    """
 
     POSITIONAL = ("filter",)
 
@@ -442,12 +444,23 @@ class ModelsConfig(Config):
 
 
 @dataclass(kw_only=True)
-class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
-    """Layer-layer similarity, the phases depth falls into, and the heatmap figure."""
+class StudyConfig(OnModel, OnData, Running):
+    """Phases and dynamics of one model on your own images, in a tenth of their time, and one page.
 
-    title = "phases"
+    raptor study scenes
+    raptor study timm/vit_small_patch14_reg4_dinov2.lvd142m --data photos/
+    """
+
+
+@dataclass(kw_only=True)
+class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
+    """Layer-layer similarity, the phases depth falls into, and the heatmap figure.
+
+    raptor phases scenes --data scenes --k 2 3 4
+    raptor phases timm/vit_base_patch14_reg4_dinov2.lvd142m timm/deit3_base_patch16_224.fb_in1k --data photos/
+    """
+
     POSITIONAL = ("models",)
-    RARE = "twin standardise"
 
     models: Models = field(kw_only=False)
     """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
@@ -462,53 +475,32 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """which similarity is cut: all, cls, registers, patches or pooled (cls + mean patch)."""
     standardise: bool = False
     """divide each coordinate by its deviation first, so that a few huge ones do not dominate."""
-    # Not "val", as elsewhere: nothing is fitted, and 5 % of a folder of photographs were once read without a word.
-    split: str | None = None  # type: ignore[assignment]
-    """which images: val (held out), train, all, or one of the data's own parts. By default all of a plain folder, the
-    validation part of data that has one, and the held-out images of a run."""
     twin: bool | None = None
     """also measure the model's untrained twin on up to 64 images; by default where that takes less than 20 s."""
     out: str | None = None
-    """folder for phases.json and the figure; by default the run folder, else runs/phases-MODEL."""
+    """folder of the results; by default the run's own, else runs/phases-MODEL."""
 
     def __post_init__(self) -> None:
         # At a terminal these are lists already. In Python one number and one model stand by themselves.
-        self.k = [self.k] if isinstance(self.k, int) else self.k
-        self.models = self.models if isinstance(self.models, list) else [self.models]
+        if isinstance(self.k, int):
+            self.k = [self.k]
+        if not isinstance(self.models, list):
+            self.models = [self.models]
         super().__post_init__()
         if self.weights is not None and len(self.models) > 1:
             raise ValueError("--weights goes with one model: write timm/NAME@FILE for several")
 
 
 @dataclass(kw_only=True)
-class StudyConfig(OpeningModel, OnData, Running):
-    """Phases and dynamics of one model on your own images, and the page of both."""
+class DistillConfig(OnModel, OnData, Recipe, Training, GivenHead, Running):
+    """Distil a ViT into k weight-tied recurrent blocks: a surrogate.
 
-    title = "study"
-    POSITIONAL = ("model",)
+    raptor distill scenes --data scenes --k 3 --budget 60s --out runs/scenes-k3
+    raptor distill timm/vit_base_patch14_reg4_dinov2.lvd142m --data imagenet/ --k 3 --recipe paper
+    """
 
-    model: Model = field(kw_only=False)
-    """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose surrogate is then studied beside its
-    teacher."""
-    split: str | None = None  # type: ignore[assignment]
-    """which images, as in `raptor phases` and `raptor dynamics`."""
-    full: bool = False
-    """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
-    out: str | None = None
-    """folder for the results and the page; by default the run folder, else runs/study-MODEL. What is there already is
-    not measured again."""
-
-
-@dataclass(kw_only=True)
-class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
-    """Distil a ViT into k weight-tied recurrent blocks."""
-
-    title = "surrogate"
     POSITIONAL = ("model", "data")
-    RARE = "checkpointing track num_images tokens stage split"
 
-    model: Model = field(kw_only=False)
-    """what to distil: timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a folder or a module."""
     k: Several | Target | None = None
     """number of tied blocks (3 unless `phases` are given), or `recovery=.95` (of a ridge probe) or `r2=.6` (at every
     layer) for the smallest number that reaches this on held-out images. The scores of the k that is chosen are of the
@@ -534,8 +526,14 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
     """recompute activations in the backward pass to save memory."""
     track: Literal["wandb", "tensorboard"] | None = None
     """also log to `wandb` or `tensorboard` (extras)."""
+    split: str = "val"
+    """val (held out), or one of the data's own parts, such as test."""
 
     def __post_init__(self) -> None:
+        for name in ("head_weight", "hand_over", "average_last", "stage2_weights"):
+            # Before the recipe is read: its entries are of both stages, which may run one by one.
+            if self.stage == "1" and getattr(self, name):
+                raise ValueError(f"--{name} is of stage 2, which --stage 1 leaves out: leave out one of them")
         is_by_function = self.method == "function"
         if is_by_function and self.copy is None:
             # Before the recipe is read, whose own `copy` would otherwise take this place.
@@ -548,15 +546,12 @@ class DistillConfig(OpeningModel, OnData, Recipe, Training, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
-class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
-    """Certify a surrogate against its teacher on held-out images."""
+class EvaluateConfig(OnSurrogate):
+    """The certificate of a surrogate: how faithful it is on held-out images, layer by layer.
 
-    title = "certificate"
-    POSITIONAL = ("run",)
-    RARE = "seed train_images sample_images"
+    raptor evaluate runs/scenes-k3 --data scenes
+    """
 
-    run: Run = field(kw_only=False)
-    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
     shift: Sets | None = None
     """further sets of images, one row of results for each: data, or noise, blur, jpeg, contrast of the held-out images,
     with a severity of 1 to 5 as in noise:5 (3 by default)."""
@@ -568,54 +563,38 @@ class EvaluateConfig(Opening, OfTeacher, Measuring, GivenHead, Running):
     """relative error that Definition 1 is judged by at every layer; by default the smallest one that holds."""
     sample_images: NumberOrNone = 128
     """held-out images for stitching, and for rate and distortion: L + 11 forward passes for each; 0 leaves both out."""
-    out: str | None = None
-    """folder for certificate.json, complexity.json and the figure; by default the run's own."""
-    seed: Seed = 0
-    """of the resampling."""
 
 
 @dataclass(kw_only=True)
-class HeadConfig(Opening, OfTeacher, OnData, GivenHead, Running):
-    """Refit the norm and head of a surrogate to its teacher's outputs, without labels."""
+class HeadConfig(OnSurrogate):
+    """Refit the norm and head of a surrogate to its teacher's outputs, without labels.
 
-    title = "head"
-    POSITIONAL = ("run",)
+    raptor head runs/scenes-k3 --data scenes
+    """
 
-    run: Run = field(kw_only=False)
-    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
     budget: str = "60s"
     """of training: 60s, 5m, 300steps or 2epochs."""
-    batch_size: Batch = 64
-    """images per step over all devices together."""
     lr: Rate = 1e-3
     """peak learning rate of AdamW."""
-    num_images: Number = 1000
-    """held-out images on which both heads are compared."""
-    seed: Seed = 0
-    """of data order, augmentation and resampling."""
-    out: str | None = None
-    """folder for head.json and the weights, where `raptor evaluate` finds them; by default the run's own."""
 
 
 @dataclass(kw_only=True)
-class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
-    """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike."""
+class ProbeConfig(OnModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
+    """Linear probes on a frozen model; given a run, on the surrogate and on its teacher alike.
 
-    title = "probe"
-    POSITIONAL = ("model",)
-    RARE = "init_head closed_form max_seconds"
+    raptor probe runs/scenes-k3 --task depth --data scenes
+    """
 
-    model: Model = field(kw_only=False)
-    """a run folder, or any model name."""
     task: Literal["classify", "segment", "depth"] = "classify"
     """classify, segment or depth. Segment and depth take scenes, ade20k:PATH or nyuv2:PATH as data."""
-    lrs: list[Rate] | None = None
+    lr: list[Rate] | None = None
     """learning rates, all trained in one backbone pass; by default twelve around the task's own."""
-    epochs: Batch | None = None
-    """passes over the training images; by default the task's own."""
+    budget: str | None = None
+    """of training for each seed: 10epochs, or 500steps or 60s of the task's own epochs, which are the default. The
+    steps that fit into seconds are counted once, for the teacher, and hold for both."""
     batch_size: Batch | None = None
     """images per step; by default the task's own."""
-    seeds: list[Seed] = field(default_factory=lambda: [0])
+    seed: list[Seed] = field(default_factory=lambda: [0])
     """several give mean and deviation."""
     layer: int | None = None
     """the state to probe (0..L); by default the last."""
@@ -627,25 +606,16 @@ class ProbeConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Fitting, Running
     """where the classifier starts: own (the model's own linear head, where it has one of as many classes), random, or
     the file of a published linear head. Its outputs are matched with the data's classes by name where the file holds
     names, as that of a probe does; else only their number is compared."""
-    max_seconds: Rate | None = None
-    """of training for each seed; the steps that fit are counted once, for the teacher, and hold for both."""
-    out: str | None = None
-    """folder for probe-TASK.json and the heads; by default the run's own."""
 
 
 @dataclass(kw_only=True)
-class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
-    """Direction, stability, rank, modes and basins along depth, and interventions on it."""
+class DynamicsConfig(OnModel, OfTeacher, Measuring, GivenHead, Running):
+    """Depth as a dynamical system: direction, stability, rank, modes and basins, and interventions.
 
-    title = "dynamics"
-    POSITIONAL = ("model",)
-    RARE = "num_classes eps perturbation seed train_images"
+    raptor dynamics scenes --data scenes
+    raptor dynamics runs/scenes-k3 --data scenes
+    """
 
-    model: Model = field(kw_only=False)
-    """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, scenes-k3. A surrogate is measured beside its
-    teacher."""
-    out: str | None = None
-    """folder for dynamics.json, interventions.json and figures; by default the run's own."""
     num_classes: NumberOrNone = 5
     """how many classes basins are drawn of: those with the most images; 0 leaves basins out."""
     sample_images: Number = 64
@@ -660,9 +630,6 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
     """phases that depth is cut into (by max-cut) where they are not given; a surrogate has its own."""
     phases: list[int] | None = None
     """phase lengths instead, e.g. 7 3 2."""
-    split: str | None = None  # type: ignore[assignment]
-    """which images: val (held out), train, all, or one of the data's own parts. By default all of a plain folder, the
-    validation part of data that has one, and the held-out images of a run or where a head is fitted."""
     interventions: bool = True
     """also swap layers, run phases longer and shorter, and run a surrogate past its last layer."""
     # Off, because eight images take a minute and a half of one core on the built-in models.
@@ -674,26 +641,12 @@ class DynamicsConfig(OpeningModel, OfTeacher, Measuring, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
-class OnSurrogate(Opening, OfTeacher, Measuring, GivenHead, Running):
-    """What the commands that use a surrogate as a tool share."""
-
-    # No title: these options stand in the group of the command that inherits them.
-    POSITIONAL = ("run",)
-
-    run: Run = field(kw_only=False)
-    """a run folder, a surrogate folder, or scenes-k2, scenes-k3."""
-    out: str | None = None
-    """folder for the result and its figures; by default the run's own."""
-    seed: Seed = 0
-    """of everything that is drawn at random."""
-
-
-@dataclass(kw_only=True)
 class DepthConfig(OnSurrogate):
-    """Depth on demand: what it saves to end phases early, image by image, and what it costs."""
+    """Depth on demand: what it saves to end phases early, image by image, and what it costs.
 
-    title = "depth on demand"
-    RARE = "rounds"
+    raptor depth scenes-k3
+    raptor depth runs/scenes-k3 --exit 'turn<.2' 'entropy<1'
+    """
 
     # None, because time is measured: a CPU with its small cache wants few images, a GPU many.
     batch_size: Batch | None = None  # type: ignore[assignment]
@@ -701,15 +654,15 @@ class DepthConfig(OnSurrogate):
     exit: list[str] | None = None
     """rules to try, such as turn<.02, second<.1, entropy<.5, kl<.01 or random<.2; by default each rule with seven
     thresholds that fit the model."""
-    rounds: Annotated[int, Field(ge=1, le=100)] = 3
-    """how often each batch is timed; the shortest time counts, because other programs only add to it."""
 
 
 @dataclass(kw_only=True)
 class WatchConfig(OnSurrogate):
-    """Watch a teacher: an image on which its surrogate fails to follow it is unusual."""
+    """Watch a teacher: an image on which its surrogate fails to follow it is unusual.
 
-    title = "watch"
+    raptor watch scenes-k3 --calibrate scenes --data photos/
+    raptor watch scenes-k3 --unusual noise blur contrast pgd pgd-aware
+    """
 
     calibrate: Data | None = None
     """usual images, which say what is usual and set the threshold; by default half of the images that --data names."""
@@ -723,9 +676,10 @@ class WatchConfig(OnSurrogate):
 
 @dataclass(kw_only=True)
 class EditConfig(OnSurrogate):
-    """Edit the state at the end of a phase, so that an image is taken for another class."""
+    """Edit the state at the end of a phase, so that an image is taken for another class.
 
-    title = "edit"
+    raptor edit scenes-k3 --to ball --at 2
+    """
 
     to: str | None = None
     """the class, by name or number."""
@@ -737,9 +691,10 @@ class EditConfig(OnSurrogate):
 
 @dataclass(kw_only=True)
 class CorrectConfig(OnSurrogate):
-    """Disturb a state and run further steps of its phase: how much of the lost agreement comes back?"""
+    """Disturb a state and run further steps of its phase: how much of the lost agreement comes back?
 
-    title = "correct"
+    raptor correct scenes-k3 --noise .3 --extra 8
+    """
 
     at: int | None = None
     """the phase, 1 to k; by default each of them."""
@@ -754,10 +709,12 @@ class CorrectConfig(OnSurrogate):
 
 
 @dataclass(kw_only=True)
-class ReportConfig(OfTeacher, WeightFile, OnDevice, OnData):
-    """One self-contained page of whatever a run folder holds."""
+class ReportConfig(Opening, OfTeacher, OnDevice, OnData):
+    """One self-contained, interactive page of whatever a run folder holds.
 
-    title = "page"
+    raptor report runs/scenes-k3
+    """
+
     POSITIONAL = ("run",)
 
     run: Run = field(kw_only=False)
@@ -766,19 +723,15 @@ class ReportConfig(OfTeacher, WeightFile, OnDevice, OnData):
     """where the page goes; RUN/report.html by default."""
     num_images: NumberOrNone = 4
     """how many images to show through depth; 0 for none."""
-    trust_hub: bool = False
-    """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
 
 
 @dataclass(kw_only=True)
-class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
-    """Save features of every image, per layer and token group, without holding them in memory."""
+class StatesConfig(OnModel, OfTeacher, OnData, HeadClasses, Running):
+    """Features of every image (of a run, the surrogate's), per layer and token group, streamed to disk.
 
-    title = "features"
-    POSITIONAL = ("model",)
+    raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9
+    """
 
-    model: Model = field(kw_only=False)
-    """a run folder, or timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes. Of a run the features are the surrogate's."""
     layers: list[int] | None = None
     """which states, 0 (after the embedding) to L; by default the last."""
     parts: list[Literal["attn", "attn_out", "mlp_out", "resid_mid"]] | None = None
@@ -792,19 +745,18 @@ class StatesConfig(OpeningModel, OfTeacher, OnData, HeadClasses, Running):
     """images per forward pass."""
     pool: bool = True
     """the mean over the tokens of each group, (N, D); false keeps every token, (N, tokens, D)."""
-    out: str | None = None
-    """folder for the features and states.json."""
 
 
 @dataclass(kw_only=True)
-class ShowConfig(OpeningModel, OfTeacher, OnDevice):
-    """Write pictures of one image inside a model: attention, PCA of patches, logit lens, which patches still turn."""
+class ShowConfig(OnModel, OfTeacher, OnDevice):
+    """Pictures of one image inside a model (of a run, the surrogate): attention, PCA, logit lens, turns.
 
-    title = "pictures"
+    raptor show scenes cat.jpg
+    raptor show runs/scenes-k3 cat.jpg --what attention --layers 3 6 12
+    """
+
     POSITIONAL = ("model", "image")
 
-    model: Model = field(kw_only=False)
-    """a run folder, or any model name. Of a run the pictures are of the surrogate."""
     image: File = field(kw_only=False)
     """an image file."""
     what: list[Literal["attention", "pca", "lens", "turn"]] | None = None
@@ -813,15 +765,16 @@ class ShowConfig(OpeningModel, OfTeacher, OnDevice):
     without lens where there is no classifier."""
     layers: list[int] | None = None
     """which layers are drawn, 1 to L; by default six spread over depth."""
-    out: str | None = None
-    """folder for IMAGE-attention.png and so on; by default the run's own."""
 
 
 @dataclass(kw_only=True)
 class ExportConfig(OfTeacher, Measuring):
-    """Write a surrogate for other programs, and measure the file: size, parity, speed, agreement with the teacher."""
+    """A surrogate as a file for other programs, measured: size, parity, speed, agreement.
 
-    title = "export"
+    raptor export runs/scenes-k3 --to onnx --weights int8
+    raptor export runs/scenes-k3 --to blocks --weights fp16 --out shared
+    """
+
     POSITIONAL = ("run",)
 
     run: Run = field(kw_only=False)
@@ -850,9 +803,11 @@ class ExportConfig(OfTeacher, Measuring):
 
 @dataclass(kw_only=True)
 class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
-    """Serve a page to try images and perturbations, only to this machine (loopback)."""
+    """A page to try images and perturbations on, served only to this machine (loopback).
 
-    title = "page"
+    raptor explore runs/scenes-k3
+    """
+
     POSITIONAL = ("model",)
 
     model: Model = field(kw_only=False)
@@ -864,12 +819,12 @@ class ExploreConfig(OpeningModel, OfTeacher, OnDevice):
 
 @dataclass(kw_only=True)
 class TeacherConfig(Training, Running):
-    """Train a ViT classifier from scratch, with AdamW, and save it to OUT/teacher, where the other commands find
-    it."""
+    """Train a small ViT classifier with AdamW, and save it to OUT/teacher, where the other commands find it.
 
-    title = "teacher"
+    raptor train-teacher --data scenes --size 48 --patch 8 --dim 128 --depth 12 --heads 4
+    """
+
     POSITIONAL = ("shape", "data")
-    RARE = "rescale smoothing mixup cutmix augment crop_scale warmup weight_decay"
 
     shape: str = "vit_tiny_patch16_224"
     """a timm model name that gives the architecture; other options change its shape."""
@@ -919,25 +874,25 @@ class TeacherConfig(Training, Running):
     """share of the area that a random crop keeps."""
 
 
-COMMANDS: dict[str, tuple[type[Config], str]] = {
-    "demo": (DemoConfig, "phases to report on the built-in model; ends with report.html"),
-    "models": (ModelsConfig, "names of the models that can be opened, or that fit a weight file"),
-    "study": (StudyConfig, "phases and dynamics of a model on your own images, and one page"),
-    "phases": (PhasesConfig, "layer-layer similarity and the phases depth falls into"),
-    "distill": (DistillConfig, "rewrite a ViT as k tied blocks that repeat: a surrogate"),
-    "evaluate": (EvaluateConfig, "the certificate: how faithful a surrogate is, layer by layer"),
-    "head": (HeadConfig, "refit the norm and head of a surrogate to its teacher's outputs"),
-    "probe": (ProbeConfig, "linear probes: classify, segment, depth"),
-    "dynamics": (DynamicsConfig, "depth as a dynamical system: norms, directions, modes, swaps"),
-    "depth": (DepthConfig, "depth on demand: end phases early, image by image"),
-    "watch": (WatchConfig, "alarms where a surrogate fails to follow its teacher"),
-    "edit": (EditConfig, "edit a state so that an image is taken for another class"),
-    "correct": (CorrectConfig, "further steps of a phase after a disturbance"),
-    "report": (ReportConfig, "one interactive page of a run folder"),
-    "states": (StatesConfig, "save features of every image, per layer and token group"),
-    "show": (ShowConfig, "pictures of one image inside a model: attention, PCA, logit lens, turns"),
-    "export": (ExportConfig, "a surrogate for other programs: torch.export, ONNX, timm, or its blocks to share"),
-    "explore": (ExploreConfig, "a local page to try images and perturbations"),
-    "train-teacher": (TeacherConfig, "train a small ViT to study"),
+COMMANDS: dict[str, type[Config]] = {
+    "demo": DemoConfig,
+    "models": ModelsConfig,
+    "study": StudyConfig,
+    "phases": PhasesConfig,
+    "distill": DistillConfig,
+    "evaluate": EvaluateConfig,
+    "head": HeadConfig,
+    "probe": ProbeConfig,
+    "dynamics": DynamicsConfig,
+    "depth": DepthConfig,
+    "watch": WatchConfig,
+    "edit": EditConfig,
+    "correct": CorrectConfig,
+    "report": ReportConfig,
+    "states": StatesConfig,
+    "show": ShowConfig,
+    "export": ExportConfig,
+    "explore": ExploreConfig,
+    "train-teacher": TeacherConfig,
 }
-"""Name -> config and one line. The function is that of the same name in `raptor.commands`."""
+"""The function of each command is that of the same name in `raptor.commands`."""

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import platform
+import re
 import shlex
 import sys
 import time
@@ -132,9 +133,15 @@ def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..
         def run(*args: Any, **options: Any) -> Value:
             # The command line hands over a config that was checked. Python gives its arguments.
             is_config = bool(args) and isinstance(args[0], kind)
-            config = args[0] if is_config else kind.of(*args, **options)
-            with torch_defaults(), recording(f"{function.__module__}.{function.__name__}", vars(config)):
-                return function(config)
+            try:
+                config = args[0] if is_config else kind.of(*args, **options)
+                with torch_defaults(), recording(f"{function.__module__}.{function.__name__}", vars(config)):
+                    return function(config)
+            except ValueError as error:
+                # Messages name options as they are typed. In a notebook or at a prompt they are arguments.
+                if not is_config and hasattr(sys, "ps1") and error.args == (str(error),):
+                    error.args = (as_arguments(str(error)),)
+                raise
 
         # help() and editors would follow it to a function of one config, and show no arguments.
         del run.__wrapped__  # type: ignore[attr-defined]
@@ -142,6 +149,14 @@ def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..
         return run
 
     return of_config
+
+
+def as_arguments(text: str) -> str:
+    """A message with `out=` for `--out`; a command line in it stays as it is."""
+    if re.search(r"raptor [a-z-]+ .*--", text):
+        return text
+    # What follows may be the value: a number, a path or a placeholder such as FILE.
+    return re.sub(r"(?<!\S)--(?!module\b)([a-z]\w*)(?: (?=[\d.A-Z/~]))?", r"\1=", text)
 
 
 def note_images(images: Images, num_images: int | None = None) -> None:

@@ -19,8 +19,6 @@ from raptor.config import DistillConfig, DynamicsConfig, PhasesConfig, ProbeConf
         (dict(k=[2.5]), "--k must be whole numbers, got 2.5"),
         (dict(num_images="8.5"), "--num_images must be a whole number, got 8.5"),
         (dict(num_images=0), "--num_images must be at least 1, got 0"),
-        (dict(layer_scale="two"), "--layer_scale must be a number, got two"),
-        (dict(layer_scale=float("nan")), "--layer_scale must be a number, got nan"),
         (dict(skip_bad="maybe"), "--skip_bad must be true or false, got maybe"),
         (dict(method="best"), "--method must be one of maxcut, dp, function, got best"),
         (dict(tokens=" "), "--tokens is empty: give a value, or leave it out"),

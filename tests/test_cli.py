@@ -16,7 +16,7 @@ import pytest
 from raptor.cli import main, parse, run_command, split_words
 from raptor.config import COMMANDS, DistillConfig, ModelsConfig, PhasesConfig
 from raptor.run import Interrupted
-from raptor.terminal.help import EXAMPLES, help_of
+from raptor.terminal.help import about, help_of
 
 
 def test_help_lists_every_command(capsys):
@@ -48,12 +48,12 @@ def test_help_and_version_import_nothing_heavy():
         (["phases", "scenes", "--data", "a b", "--data=c"], "--data is given twice: leave out one of them"),
         (["distill", "scenes", "--k", "2", "--k=3"], "--k is given twice: leave out one of them"),
         (["phases", "scenes", "--skip-bad", "--skip_bad"], "--skip_bad is given twice: leave out one of them"),
-        (["phases", "scenes", "--budget", "3s"], "unknown option --budget: it is an option of distill"),
+        (["phases", "scenes", "--budget", "3s"], "unknown option --budget: it is an option of distill, head, probe"),
         (["phases", "scenes", "--seed", "3"], "unknown option --seed: it is an option of "),
         (["phases", "scenes", "--zeal", "3"], "unknown option --zeal; see raptor phases --help"),
         (["phases", "scenes", "--k", "two"], "--k must be whole numbers, got two"),
         (["phases", "scenes", "--size", "20.5"], "--size must be a whole number, got 20.5"),
-        (["phases", "scenes", "--standardise", "maybe"], "--standardise must be true or false, got maybe"),
+        (["phases", "scenes", "--standardise=maybe"], "--standardise must be true or false, got maybe"),
         (["phases", "scenes", "--method", "best"], "--method must be one of maxcut, dp, function, got best"),
         (["phases", "scenes", "--split", "test"], "unknown split 'test'; use train, val or all"),
         (["distill", "scenes", "--lr", "high"], "--lr must be a number, got high"),
@@ -73,7 +73,7 @@ def test_help_and_version_import_nothing_heavy():
         (["report", "tests/reprt"], "there is no run folder tests/reprt: did you mean tests/report?"),
         (["phases", "scenes", "--data", "tests/jorneys"], "unknown data 'tests/jorneys': did you mean tests/journeys?"),
         (["probe", "scenes", "--task", "dream"], "--task must be one of classify, segment, depth, got dream"),
-        (["probe", "scenes", "--max_seconds", "0"], "--max_seconds must be more than 0"),
+        (["probe", "scenes", "--budget", "0s"], "cannot read the budget"),
         (["models", "zzz"], "no model matches"),
         (["train-teacher", "--smoothing", "-1"], "--smoothing must be at least 0, got -1"),
         (["train-teacher", "--smoothing", "2"], "--smoothing must be less than 1"),
@@ -131,7 +131,7 @@ def test_what_can_be_refused_early_is_refused_before_the_command_is_imported(wor
 
 def test_known_words_pass_the_early_checks() -> None:
     words = "scenes --stage 2 --conditioning none --augment none --normalise none --copy last --block paper"
-    found = parse("distill", DistillConfig, words.split())
+    found = parse("distill", words.split())
     assert isinstance(found, DistillConfig)
     assert (found.stage, found.conditioning, found.augment, found.normalise) == ("2", "none", "none", "none")
     assert DistillConfig("scenes").block == "teacher" and DistillConfig("scenes", recipe="paper").block == "paper"
@@ -165,13 +165,13 @@ def test_the_programs_own_errors_are_not_hidden(monkeypatch):
 
 def test_options_may_stand_before_the_words_and_switches_alone():
     words = ["--num-images", "8", "scenes", "scenes-k2", "--skip_bad", "--k", "2", "3"]
-    found = parse("phases", PhasesConfig, words)
+    found = parse("phases", words)
     assert found == PhasesConfig(["scenes", "scenes-k2"], num_images=8, skip_bad=True, k=[2, 3])
-    assert split_words("distill", DistillConfig, ["--skip_bad", "scenes"]) == {
+    assert split_words("distill", ["--skip_bad", "scenes"]) == {
         "model": ["scenes"],
         "skip_bad": ["true"],
     }
-    assert parse("distill", DistillConfig, ["--skip_bad", "false", "scenes", "--pretrained", "False"]) == DistillConfig(
+    assert parse("distill", ["--skip_bad", "false", "scenes", "--pretrained", "False"]) == DistillConfig(
         "scenes", skip_bad=False, pretrained=False
     )
 
@@ -186,7 +186,7 @@ def test_options_may_stand_before_the_words_and_switches_alone():
     ],
 )
 def test_words_are_the_arguments_of_python(words: str, config: DistillConfig) -> None:
-    assert parse("distill", DistillConfig, words.split()) == config
+    assert parse("distill", words.split()) == config
 
 
 def test_the_optional_word_of_models_may_stand_after_a_flag(monkeypatch, capsys):
@@ -219,7 +219,7 @@ def test_a_config_file_is_checked_as_words_are(tmp_path: Path, capsys) -> None:
         assert main(["phases", "scenes", "--config", str(path)]) == 2
         assert message in capsys.readouterr().err
     path.write_text("data: scenes\nk: [2, 3]\nnum-images: 7\n")
-    found = parse("phases", PhasesConfig, ["scenes", "--config", str(path), "--num_images", "8"])
+    found = parse("phases", ["scenes", "--config", str(path), "--num_images", "8"])
     assert isinstance(found, PhasesConfig) and (found.data, found.k, found.num_images) == (["scenes"], [2, 3], 8)
 
 
@@ -356,14 +356,17 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch) -> 
         ("raptor phases scenes --method ", ["maxcut", "dp", "function"]),
     ],
 )
-def test_the_shell_completes_commands_options_and_choices(line: str, expected: list[str], capsys) -> None:
+def test_the_shell_completes_commands_options_and_choices(line: str, expected: list[str], monkeypatch, capsys) -> None:
+    *_, previous, current = line.split(" ")
+    monkeypatch.setenv("COMP_LINE", line)
+    # So bash asks for candidates, by `complete -C`.
+    assert main(["completion", "raptor", current, previous]) == 0
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_the_script_of_a_shell_is_one_that_bash_takes(capsys) -> None:
     assert main(["completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    words = line.split(" ")
-    array = " ".join(f"'{word}'" for word in words)
-    script += f"\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _raptor; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == expected
+    subprocess.run(["bash", "-c", capsys.readouterr().out + "complete -p raptor"], check=True, capture_output=True)
     assert main(["completion", "fish"]) == 2
 
 
@@ -371,7 +374,7 @@ def test_every_command_has_a_module_and_an_example():
     for name in COMMANDS:
         function = name.replace("-", "_")
         assert callable(getattr(import_module(f"raptor.commands.{function}"), function)), name
-        assert EXAMPLES[name], name
+        assert about(name)[1], name
 
 
 def test_python_has_the_same_verbs_as_functions():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from raptor.config import COMMANDS, DistillConfig, OpeningModel, PhasesConfig, ReportConfig
+from raptor.config import COMMANDS, DistillConfig, PhasesConfig, ReportConfig
 from raptor.terminal.help import options_of
 
 
@@ -34,16 +33,22 @@ def test_what_does_not_go_together() -> None:
         PhasesConfig(["scenes", "scenes-k3"], weights=__file__)
 
 
+@pytest.mark.parametrize("entry", ["hand_over", "average_last", "head_weight"])
+def test_an_entry_of_stage_2_is_refused_with_stage_1(entry: str) -> None:
+    with pytest.raises(ValueError, match=f"--{entry} is of stage 2, which --stage 1 leaves out"):
+        DistillConfig("scenes", stage="1", **{entry: 0.2})
+    assert getattr(DistillConfig("scenes", stage="2", start="scenes-k3", **{entry: 0.2}), entry) == 0.2
+
+
 def test_the_folder_of_the_images_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is the folder of the images: choose another --out"):
         PhasesConfig("scenes", data=["scenes", str(tmp_path)], out=f"{tmp_path}/.")
 
 
-def test_a_part_is_what_a_class_declares() -> None:
-    config = PhasesConfig("scenes", size=32)
-    opening = config.opening()
-    assert opening.keys() == {f.name for f in fields(OpeningModel)} and opening["size"] == 32
-    assert ReportConfig("tests", teacher="scenes").of_teacher() == {"teacher": "scenes", "allow_other_teacher": False}
+def test_a_model_is_opened_with_the_options_that_a_command_has() -> None:
+    shared = {"weights": None, "trust_hub": False, "teacher": "scenes", "allow_other_teacher": False}
+    assert ReportConfig("tests", teacher="scenes").opening() == shared
+    assert PhasesConfig("scenes", teacher="scenes", size=32).opening() == {**shared, "size": 32, "pretrained": True}
 
 
 def test_configs_import_nothing_heavy() -> None:
@@ -54,5 +59,5 @@ def test_configs_import_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_is(name: str) -> None:
-    for option in options_of(COMMANDS[name][0]):
+    for option in options_of(COMMANDS[name]):
         assert option.help.endswith(".") and len(option.help) > 5, option.name

@@ -13,6 +13,7 @@ from raptor.config import OnDevice
 from raptor.provenance import (
     ImagesRead,
     Provenance,
+    as_arguments,
     command,
     hash_config,
     module_option,
@@ -94,3 +95,32 @@ def test_the_module_of_a_command_is_named_again() -> None:
     assert module_option(None, "mine.py:make", "other.py:make") == "--module mine.py:make"
     assert module_option("my vit.py:make") == "--module 'my vit.py:make'"
     assert module_option(None) == module_option() == "--module FILE.py:FUNCTION"
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        ("--out is empty: give a value", "out= is empty: give a value"),
+        ("give --num_images 64 or more, or others with --data", "give num_images=64 or more, or others with data="),
+        ("try --module FILE.py:NAME", "try --module FILE.py:NAME"),
+        ("make one with raptor distill scenes --k 3", "make one with raptor distill scenes --k 3"),
+    ],
+)
+def test_options_of_a_message_as_arguments(typed: str, written: str) -> None:
+    assert as_arguments(typed) == written
+
+
+def test_a_message_at_a_prompt_names_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    @command(OnDevice)
+    def refuse(_config: OnDevice) -> None:
+        raise ValueError("give --out FOLDER")
+
+    with pytest.raises(ValueError, match="give --out FOLDER"):
+        refuse()
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(ValueError, match="give out=FOLDER"):
+        refuse()
+    with pytest.raises(ValueError, match="device= must be one of auto, cpu, cuda"):
+        refuse(device="tpu")
+    with pytest.raises(ValueError, match="give --out FOLDER"):
+        refuse(OnDevice())

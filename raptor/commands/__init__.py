@@ -13,28 +13,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-# Names of Python functions, in which `train-teacher` is `train_teacher`. raptor.config has them as they are typed.
-COMMANDS = (
-    "correct",
-    "demo",
-    "depth",
-    "distill",
-    "dynamics",
-    "edit",
-    "evaluate",
-    "explore",
-    "export",
-    "head",
-    "models",
-    "phases",
-    "probe",
-    "report",
-    "show",
-    "states",
-    "study",
-    "train_teacher",
-    "watch",
-)
+from raptor.config import COMMANDS
+
+# As Python functions: `train-teacher` is `train_teacher`.
+_FUNCTIONS = frozenset(name.replace("-", "_") for name in COMMANDS)
 
 
 class _Commands(ModuleType):
@@ -42,14 +24,14 @@ class _Commands(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system sets a module as an attribute of its package, and so replaces a function of the same name.
-        if name in COMMANDS and isinstance(value, ModuleType):
+        if name in _FUNCTIONS and isinstance(value, ModuleType):
             value = getattr(value, name)
         super().__setattr__(name, value)
 
 
 # A command's module is imported when it is asked for, because torch alone takes over a second.
 def __getattr__(name: str) -> Any:
-    if name in COMMANDS:
+    if name in _FUNCTIONS:
         return getattr(import_module(f"raptor.commands.{name}"), name)
     raise AttributeError(f"module 'raptor.commands' has no attribute {name!r}")
 

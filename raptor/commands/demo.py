@@ -104,10 +104,10 @@ def _run(config: DemoConfig, folder: Path) -> Demo:
         probes[task] = probe(
             out,
             task=task,
-            lrs=[1e-2, 1e-1],
+            lr=[1e-2, 1e-1],
             train_images=num_images,
             num_images=num_images // 2,
-            epochs=3,
+            budget="3epochs",
             batch_size=min(64, num_images),
             **shared,
         )

@@ -99,10 +99,9 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     precision = pick_precision(config.precision, device)
     model, seed = config.model, config.seed
     ranks = join_ranks(device)
-    opening: dict[str, Any] = {**config.of_teacher(), **config.opening()}
     # An untrained model gets the same weights on every rank and in every run.
     with seeded(seed):
-        surrogate, main = open_pair(model, device=ranks.device, **opening)
+        surrogate, main = open_pair(model, device=ranks.device, **config.opening())
     if config.stability or config.tangents:
         # Before images are opened: half-precision weights lose a small perturbation.
         check_perturbable(main)

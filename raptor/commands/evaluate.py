@@ -318,7 +318,7 @@ def _source(run: Any) -> str | Path | None:
 def open_both(config: EvaluateConfig | HeadConfig, device: torch.device) -> tuple[ViT, ViT]:
     """The surrogate that a config names, and its teacher."""
     run = config.run
-    surrogate, model = open_pair(run, **config.of_teacher(), device=device, **config.opening())
+    surrogate, model = open_pair(run, device=device, **config.opening())
     if surrogate is not None:
         return surrogate, model
     source = _source(run)

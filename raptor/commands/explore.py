@@ -29,9 +29,9 @@ def explore(config: ExploreConfig) -> None:
         # What distill returned holds both models, so neither is opened again.
         surrogate, of_teacher = model.surrogate, model.teacher
     else:
-        device, opening = pick_device(config.device), config.opening()
+        device = pick_device(config.device)
         with seeded():
-            surrogate, of_teacher = open_pair(folder_of(model), **config.of_teacher(), device=device, **opening)
+            surrogate, of_teacher = open_pair(folder_of(model), device=device, **config.opening())
     views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
     page = build_page(views, of_teacher.classes or [])
     print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)

@@ -103,7 +103,8 @@ def export(config: ExportConfig) -> Export:
 
 def _open_both(config: ExportConfig) -> tuple[ViT, ViT]:
     """The surrogate and its teacher, on the CPU: a file that is traced there runs anywhere."""
-    options = config.of_teacher() | {"size": config.size, "trust_hub": config.trust_hub}
+    # Its `weights` are the precision of the file, and not a weight file of the teacher.
+    options = {name: value for name, value in config.opening().items() if name != "weights"}
     surrogate, model = open_pair(config.run, **options, device="cpu")
     if surrogate is None:
         raise ValueError(f"{model.name} is no surrogate: make one with raptor distill, and export its run")

@@ -100,7 +100,7 @@ def _open_models(config: PhasesConfig, device: torch.device, has_run: bool) -> l
     """The models in their order; of a run, its teacher and then its surrogate."""
     found: list[_Compared] = []
     for model in config.models:
-        options: dict[str, Any] = {**config.of_teacher(), **config.opening()}
+        options: dict[str, Any] = config.opening()
         if has_run and not is_surrogate(folder_of(model)):
             options["teacher"] = None  # --teacher is of the runs
         # An untrained model gets the same weights on every rank and in every run.

@@ -21,6 +21,7 @@ from raptor.provenance import Provenance, command
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
+from raptor.train.schedule import Budget
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of
 
@@ -86,13 +87,18 @@ def probe(config: ProbeConfig) -> Probed:
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     model, task = config.model, config.task
+    limits: dict[str, Any] = {}
+    if config.budget is not None:
+        budget = Budget.parse(config.budget)
+        limit = {"epochs": "epochs", "steps": "max_steps", "s": "max_seconds"}[budget.unit]
+        limits[limit] = budget.amount if budget.unit == "s" else max(1, round(budget.amount))
     opening = config.opening()
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     ranks = join_ranks(device)
     # An untrained model gets the same weights on every rank and in every run.
     with seeded():
-        surrogate, of_teacher = open_pair(model, **config.of_teacher(), device=ranks.device, **opening)
+        surrogate, of_teacher = open_pair(model, device=ranks.device, **opening)
     chosen = ChosenData.of(folder_of(model), vars(config), of_teacher.classes, of_teacher.num_classes)
     train_data, val_data = _open_both(chosen, config.size or of_teacher.preprocess.size, config)
     train = partial(
@@ -100,17 +106,15 @@ def probe(config: ProbeConfig) -> Probed:
         task=task,
         train_data=train_data,
         val_data=val_data,
-        lrs=config.lrs,
-        epochs=config.epochs,
+        lrs=config.lr,
         batch_size=config.batch_size,
-        seeds=config.seeds,
+        seeds=config.seed,
         layer=config.layer,
         precision=precision,
         size=config.size,
         closed_form=config.closed_form,
         init_head=config.init_head,
         num_workers=config.num_workers,
-        max_seconds=config.max_seconds,
         ranks=ranks,
     )
     # The teacher first, because its number of steps holds for both.
@@ -122,8 +126,9 @@ def probe(config: ProbeConfig) -> Probed:
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
         bar = Progress(f"{task} probe of the {name}", None, "steps")
+        results[name] = train(vit, progress=bar.update, **limits)
         # As many steps as fitted into the teacher's time: otherwise the faster model would train longer.
-        results[name] = train(vit, max_steps=results["teacher"].num_steps if results else None, progress=bar.update)
+        limits["max_steps"] = results["teacher"].num_steps
         bar.finish()
         folder.mkdir(parents=True, exist_ok=True)
         # Saved at once: an interruption of the second side keeps the first.

@@ -97,7 +97,7 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     """Measure images.json unless it is there already. A model that cannot be opened leaves a note instead; data, a
     split or a teacher that was asked for and cannot be opened is an error."""
     # What somebody typed must open. What a run remembers may be gone, and the rest of the page does not need it.
-    asked = config.data is not None or config.val is not None or config.split != "val"
+    asked = config.data is not None or config.val is not None or config.split not in (None, "val")
     options = dict(vars(config))
     measured = None
     # A folder of plain results names its model and its images by them.
@@ -123,7 +123,8 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             device,
             config.trust_hub,
             config.weights,
-            **config.of_teacher(),
+            teacher=config.teacher,
+            allow_other_teacher=config.allow_other_teacher,
             measured=measured,
         )
         found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)

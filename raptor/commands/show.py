@@ -71,7 +71,7 @@ def show(config: ShowConfig) -> Shown:
     device = pick_device(config.device)
     # An untrained model gives the same pictures each time.
     with seeded():
-        vit = open_studied(config.model, device=device, **config.of_teacher(), **config.opening())
+        vit = open_studied(config.model, device=device, **config.opening())
     what = list(config.what or PICTURES)
     note = ""
     # Left out of the default only: who asks for the lens is told that there is no classifier.

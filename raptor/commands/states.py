@@ -112,7 +112,7 @@ def states(config: StatesConfig) -> States:
     _check_one_machine(ranks)
     # An untrained model gets the same weights on every rank and in every run.
     with seeded():
-        vit = open_studied(config.model, device=ranks.device, **config.of_teacher(), **config.opening())
+        vit = open_studied(config.model, device=ranks.device, **config.opening())
     model = folder_of(config.model)
     # Before images are opened: a layer that is not there is told at once.
     features = _choose_features(vit, config)

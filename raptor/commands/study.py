@@ -26,7 +26,7 @@ from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
 
-QUICK_DYNAMICS = {"num_images": 128, "sample_images": 6}
+QUICK_DYNAMICS: dict[str, Any] = {"num_images": 128, "sample_images": 6}
 QUICK_IMAGES = 256
 _NUM_TIMED = 4
 # Forward passes that `dynamics` takes for one image: a perturbed image is followed from each layer to the end, for four
@@ -60,21 +60,20 @@ def study(config: StudyConfig) -> Study:
     folder = result_folder(config.out, config.model, "study", config.weights_name())
     opening = config.opening()
     _, model = open_pair(config.model, device=pick_device(config.device), **opening)
-    shared = {
+    shared: dict[str, Any] = {
         **opening,
         "data": config.data,
         "val": config.val,
+        "split": config.split,
         "out": str(folder),
         "device": config.device,
         "precision": config.precision,
         "num_workers": config.num_workers,
         "skip_bad": config.skip_bad,
     }
-    num_images = {} if config.full else {"num_images": QUICK_IMAGES}
-    for_phases = PhasesConfig.of(models=[config.model], split=config.split, **num_images, **shared)
-    quick = {} if config.full else QUICK_DYNAMICS
-    for_dynamics = DynamicsConfig.of(model=config.model, split=config.split, **quick, **shared)
-    if not config.full and config.data is not None:
+    for_phases = PhasesConfig(models=[config.model], num_images=QUICK_IMAGES, **shared)
+    for_dynamics = DynamicsConfig(model=config.model, **QUICK_DYNAMICS, **shared)
+    if config.data is not None:
         _tell_time(model, config, for_dynamics)
     findings: list[str] = []
     for name, part, run in (("phases", for_phases, phases), ("dynamics", for_dynamics, dynamics)):

@@ -107,7 +107,7 @@ def probe(
     else:
         grid = sorted(lrs or grid_around(own.lr))
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
+        raise ValueError(f"--seed {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
     if min(grid) <= 0 or epochs < 1 or not seeds:
         raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
     # On a CPU bf16 does not pay.
@@ -174,7 +174,7 @@ def probe(
         if not all(bool(tensor.isfinite().all()) for tensor in run.chosen.head or ()):
             raise ValueError(
                 f"a head of the {task} probe of {vit.name} is not finite: check its weights, use --precision fp32, or "
-                "give smaller --lrs"
+                "give a smaller --lr"
             )
     settings = ProbeSettings(
         epochs=None if closed_form else epochs,

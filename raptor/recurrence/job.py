@@ -134,7 +134,7 @@ def open_job(config: OnSurrogate, file: str) -> ToolJob:
     started = time.monotonic()
     device = pick_device(config.device)
     with seeded(config.seed):
-        surrogate, teacher = open_pair(config.run, **config.of_teacher(), device=device, **config.opening())
+        surrogate, teacher = open_pair(config.run, device=device, **config.opening())
     # The result of a distillation stands for its folder.
     source = folder_of(config.run)
     if surrogate is None:

@@ -14,7 +14,7 @@ from raptor.commands import depth
 from raptor.recurrence.depth import FULL, DepthFile
 from raptor.surrogate.surrogate import make_surrogate
 
-FEW = dict(num_images=12, rounds=1, device="cpu")
+FEW = dict(num_images=12, device="cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rules_by_name_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["depth", "scenes-k3", "--exit", "turn<.3", "random<.2", "--out", str(tmp_path), "--json"]
-    assert main([*words, "--num_images", "12", "--rounds", "1", "--device", "cpu"]) == 0
+    assert main([*words, "--num_images", "12", "--device", "cpu"]) == 0
     printed = json.loads(capsys.readouterr().out)["depth"]
     measured = DepthFile.read(tmp_path)
     assert (tmp_path / "depth.json").read_text().startswith('{"subject": {"model"') and measured.batch_size == 8

@@ -22,7 +22,7 @@ from raptor.vit.names import ASSETS
 from raptor.vit.open import open_vit
 from raptor.vit.pair import open_pair
 
-SMALL = dict(data="scenes", lrs=[1e-2], train_images=12, num_images=6, epochs=1, batch_size=4, device="cpu")
+SMALL = dict(data="scenes", lr=[1e-2], train_images=12, num_images=6, budget="1epochs", batch_size=4, device="cpu")
 
 
 def test_frames_of_any_size_are_padded(tmp_path: Path) -> None:
@@ -47,25 +47,24 @@ def test_the_default_folder_and_the_structure_options(tmp_path: Path, monkeypatc
         return open_pair("scenes")
 
     monkeypatch.setattr(sys.modules["raptor.commands.probe"], "open_pair", opened)
-    done = probe("timm/some model", size=48, layer_scale=1.0, **SMALL)
+    done = probe("timm/some model", size=48, **SMALL)
     assert done.folder == Path("runs/probe-timm_some_model")
-    assert [seen[k] for k in ("layer_scale", "size")] == [1.0, 48]
+    assert seen["size"] == 48 and seen["pretrained"]
 
 
 def test_teacher_and_surrogate_are_probed_for_equal_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.3, 0.03])  # a machine that is busy while the teacher trains
     monkeypatch.setattr("raptor.probes.protocol.step_seconds", lambda *_: next(seconds))
-    given = {**SMALL, "epochs": 4}
-    done = probe("scenes-k3", task="segment", max_seconds=1, out=str(tmp_path), **given)
+    done = probe("scenes-k3", task="segment", out=str(tmp_path), **{**SMALL, "budget": "1s"})
     assert {side: result.num_steps for side, result in done.results.items()} == {"teacher": 3, "surrogate": 3}
-    assert done.text().count("(only 3 of 8 planned steps)") == 2 and "recovery" in done.text()
+    assert done.text().count("(only 3 of 20 planned steps)") == 2 and "recovery" in done.text()
     floors = done.report.floors
     beside = ", ".join(f"{share:.1%} by {name}" for name, share in floors.items())
     assert f"(without seeing the image: {beside})" in done.text() and "majority map" in beside
     saved = json.loads((tmp_path / "probe-segment.json").read_text())
-    assert saved["results"]["teacher"]["unfinished"] == "only 3 of 8 planned steps"
+    assert saved["results"]["teacher"]["unfinished"] == "only 3 of 20 planned steps"
     page = probes(read_results(tmp_path)).html
-    assert page.count("only 3 of 8 planned steps") == 2
+    assert page.count("only 3 of 20 planned steps") == 2
 
 
 def test_unequal_steps_give_no_recovery(tmp_path: Path) -> None:

@@ -181,12 +181,12 @@ evaluate run --size 5000 --out OUT :: 5000 px :: --size of 1..4096
 PROBE = """
 probe teacher --task nope --data images --out OUT :: --task :: one of classify
 probe teacher --data flat --out OUT :: flat gives no labels :: one folder per class
-probe teacher --data images --lrs 0 --out OUT :: --lrs :: more than 0
-probe teacher --data images --lrs x --out OUT :: --lrs :: numbers
-probe teacher --data images --epochs 0 --out OUT :: --epochs :: at least 1
+probe teacher --data images --lr 0 --out OUT :: --lr :: more than 0
+probe teacher --data images --lr x --out OUT :: --lr :: numbers
+probe teacher --data images --budget 0epochs --out OUT :: cannot read the budget
 probe teacher --data images --batch_size 0 --out OUT :: --batch_size :: at least 1
-probe teacher --data images --seeds x --out OUT :: --seeds :: whole numbers
-probe teacher --data images --seeds -1 --out OUT :: --seeds :: at least 0
+probe teacher --data images --seed x --out OUT :: --seed :: whole numbers
+probe teacher --data images --seed -1 --out OUT :: --seed :: at least 0
 probe teacher --data images --layer 99 --out OUT :: layer 99 :: 0..4
 probe teacher --data images --layer -1 --out OUT :: layer -1 :: 0..4
 probe teacher --data images --closed_form nope --out OUT :: --closed_form :: one of ridge
@@ -195,9 +195,7 @@ probe teacher --data images --init_head classes.txt --out OUT :: classes.txt :: 
 probe teacher --data images --train_images 0 --out OUT :: --train_images :: at least 1
 probe teacher --data images --train_images 1 --out OUT :: got 1 :: at least two training images
 probe teacher --data images --num_images 0 --out OUT :: --num_images :: at least 1
-probe teacher --data images --max_seconds 0 --out OUT :: --max_seconds :: more than 0
-probe teacher --data images --max_seconds -1 --out OUT :: --max_seconds :: more than 0
-probe teacher --data images --max_seconds nan --out OUT :: --max_seconds :: a number
+probe teacher --data images --budget soon --out OUT :: cannot read the budget
 probe teacher --task depth --data images --out OUT :: 'images' :: give scenes, ade20k:PATH
 probe teacher --task segment --data nope --out OUT :: 'nope' :: give a folder
 probe teacher --task depth --data nyuv2:nope --out OUT :: nope :: check the path
@@ -207,11 +205,11 @@ probe teacher --task depth --data nyuv2:images --out OUT :: images :: expected a
 probe teacher --task depth --data nyuv2:classes.txt --out OUT :: classes.txt :: make it again
 probe teacher --task depth --data nyuv2:head.mat --out OUT :: head.mat :: give the path
 probe teacher --task segment --closed_form ridge --data scenes --train_images 4 --out OUT :: closed_form :: classify
-probe teacher --data images --batch_size 1000 --epochs 1 --out OUT
+probe teacher --data images --batch_size 1000 --budget 1epochs --out OUT
 probe teacher --data images --closed_form ridge --out OUT
-probe teacher --data images --init_head head.safetensors --epochs 1 --out OUT
+probe teacher --data images --init_head head.safetensors --budget 1epochs --out OUT
 probe teacher --data images --init_head named.safetensors --out OUT :: named.safetensors :: give another --init_head
-probe teacher --data images --classes classes.txt --epochs 1 --out OUT
+probe teacher --data images --classes classes.txt --budget 1epochs --out OUT
 """
 
 DYNAMICS = """

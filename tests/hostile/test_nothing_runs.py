@@ -84,7 +84,7 @@ NO_FILES = {
 
 
 def text_options() -> Iterator[str]:
-    for config, _ in COMMANDS.values():
+    for config in COMMANDS.values():
         yield from (name for name, kind in config.kinds().items() if str in members(kind) and dict not in members(kind))
 
 

@@ -17,7 +17,7 @@ SMALL = {
     "phases": "--num_images 32 --twin false",
     "distill": "--budget 4steps --batch_size 8 --train_images 64 --num_images 16",
     "evaluate": "--num_images 16 --train_images 32",
-    "probe": "--train_images 32 --num_images 16 --epochs 1 --batch_size 16",
+    "probe": "--train_images 32 --num_images 16 --budget 1epochs --batch_size 16",
     "export": "--num_images 16",
     "dynamics": "--num_images 16 --sample_images 2",
 }

@@ -32,7 +32,7 @@ ONE = ["--data", "scenes", "--num_images", "1", "--batch_size", "4", "--device",
 ODD = ["--data", "scenes", "--num_images", "13", "--batch_size", "3", "--device", "cpu"]
 PROBED = ["probe", "MODEL", "--data", "scenes", "--train_images", "14", "--num_images", "5", "--device", "cpu"]
 FEW_PROBED = ["probe", "MODEL", "--data", "scenes", "--train_images", "4", "--num_images", "5", "--device", "cpu"]
-DENSE = ["--size", "24", "--lrs", "0.01", "--epochs", "2"]
+DENSE = ["--size", "24", "--lr", "0.01", "--budget", "2epochs"]
 # At such a learning rate the weights stay as they are, and only what is measured can differ.
 STILL = ["--data", "scenes", "--train_images", "64", "--num_images", "13", "--batch_size", "8", "--budget", "2steps"]
 STILL += ["--lr", "1e-12", "--device", "cpu"]
@@ -47,7 +47,7 @@ COMMANDS = {
         *("dynamics", "RUN", *ODD, "--sample_images", "5", "--num_classes", "2"),
     ],
     "one-followed": ["dynamics", "MODEL", *ONE, "--k", "2"],
-    "classify": [*PROBED, "--lrs", "0.01", "0.1", "--epochs", "2", "--batch_size", "5"],
+    "classify": [*PROBED, "--lr", "0.01", "0.1", "--budget", "2epochs", "--batch_size", "5"],
     "closed-form": [*PROBED, "--closed_form", "ridge", "--batch_size", "5"],
     "segment": [*PROBED, "--task", "segment", *DENSE, "--batch_size", "5"],
     "depth": [*PROBED, "--task", "depth", *DENSE, "--batch_size", "5"],

@@ -24,7 +24,7 @@ LINES = [
     f"head run --num_images 6 --train_images 6 --batch_size 4 --budget 2steps {CPU}",
     f"evaluate run --num_images 6 --train_images 6 {CPU}",
     f"probe run --closed_form ridge {CPU}",
-    f"probe run --task segment --data scenes --train_images 4 --num_images 2 --epochs 1 --lrs 0.1 --size 24 {CPU}",
+    f"probe run --task segment --data scenes --train_images 4 --num_images 2 --budget 1epochs --lr 0.1 --size 24 {CPU}",
     f"dynamics run --num_images 6 {CPU}",
     f"watch run --num_images 8 --false_alarms 0.5 {CPU}",
     f"correct run --num_images 6 --extra 1 {CPU}",

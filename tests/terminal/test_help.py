@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raptor.config import COMMANDS
-from raptor.terminal.help import EXAMPLES, help_of, options_of, usage_of
+from raptor.terminal.help import about, help_of, options_of, usage_of
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from raptor.terminal.help import EXAMPLES, help_of, options_of, usage_of
         ("phases", "raptor phases MODEL [MODEL ...] [OPTIONS]"),
         ("evaluate", "raptor evaluate RUN [OPTIONS]"),
         ("models", "raptor models [FILTER] [OPTIONS]"),
-        ("demo", "raptor demo [OPTIONS]"),
+        ("demo", "raptor demo [OUT] [OPTIONS]"),
     ],
 )
 def test_usage_shows_the_words_that_come_first(name: str, usage: str) -> None:
@@ -25,13 +25,13 @@ def test_usage_shows_the_words_that_come_first(name: str, usage: str) -> None:
 def test_help_fits_a_screen(name: str) -> None:
     lines = help_of(name).splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 120
-    assert all(f"  {line}" in lines for line in EXAMPLES[name])
+    assert all(f"  {line}" in lines for line in about(name)[1])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_all_options_are_shown_on_request(name: str) -> None:
     shown = help_of(name, everything=True)
-    for option in options_of(COMMANDS[name][0]):
+    for option in options_of(COMMANDS[name]):
         assert f"  {option.shown}" in shown
         assert option.help.split()[-1] in shown  # to its end
 

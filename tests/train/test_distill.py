@@ -182,9 +182,7 @@ def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
 
 
 def test_an_untrained_teacher_is_the_same_each_time_and_kept_with_the_run(tmp_path):
-    options = dict(
-        pretrained=False, layer_scale=None, size=32, phases=[6, 6], budget="2steps", batch_size=2, train_images=8
-    )
+    options = dict(pretrained=False, size=32, phases=[6, 6], budget="2steps", batch_size=2, train_images=8)
     options |= dict(num_images=4, device="cpu", out=str(tmp_path / "run"))
     first = distill("timm/vit_tiny_patch16_224", "scenes", **options)
     assert read_config(tmp_path / "run")["pretrained"] is False
