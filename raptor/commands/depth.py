@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import DepthConfig
 from raptor.progress import Progress
 from raptor.provenance import command
 from raptor.recurrence.depth import DepthFile, Side, depth_findings, fitting_rules, measure_depth
-from raptor.recurrence.job import open_job
-from raptor.streaming import Result
+from raptor.report.charts import Chart
+from raptor.report.tool import depth_charts
 from raptor.surrogate.at_speed import at_speed
-from raptor.vit.on_demand import Rule, parse_rule
+from raptor.vit.on_demand import parse_rule
 
 # Training images, so that no threshold knows the images that are judged.
 _FITTING_IMAGES = 64
-ROUNDS = 3  # of timing each batch: the shortest time counts, because other programs only add to it
+_ROUNDS = 3  # of timing each batch: the shortest time counts, because other programs only add to it
 
 
 @dataclass
-class Depth(Result):
-    """The result in depth.json, and where it was written."""
+class Depth(ToolResult):
+    """The result in depth.json; its figure has agreement against milliseconds."""
 
     measured: DepthFile
-    folder: Path
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"depth": self.measured.to_dict(), "folder": str(self.folder)}
+    def charts(self) -> list[Chart]:
+        return depth_charts(self.measured)
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per model and rule."""
         sides = self.measured.sides()
         return [{"side": side, **vars(point)} for side, points in sides.items() for point in points]
-
-    def plot(self) -> Any:
-        """Agreement against milliseconds."""
-        from raptor.report.figures import drawn
-        from raptor.report.tool import depth_charts
-
-        return drawn("depth", depth_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         lines = [f"depth on demand, {self.measured.images}, batches of {self.measured.batch_size}:"]
@@ -54,14 +46,14 @@ class Depth(Result):
                     f"  {point.rule:<20} {point.milliseconds:8.3f}  {point.speedup:12.2f}  {point.gflops:6.3f}  "
                     f"{point.blocks:6.1%}  {point.agreement:9.1%}  {accuracy}".rstrip()
                 )
-        lines += self.measured.findings
-        return "\n".join([*lines, f"written to {self.folder}: depth.json and figures/depth"])
+        return self.told(lines + self.measured.findings)
 
 
 @command(DepthConfig)
 def depth(config: DepthConfig) -> Depth:
     """Measure what it saves to end phases early, image by image, and what it costs."""
-    job = open_job(config, DepthFile.FILE)
+    job = open_tool(config, DepthFile)
+    assert job.head is not None
     # As it would be used: otherwise each call makes the factors of each layer again.
     surrogate = Side(at_speed(job.surrogate), job.head, job.phases)
     # A teacher has no phases of its own, so it runs under the cut of its surrogate.
@@ -72,10 +64,10 @@ def depth(config: DepthConfig) -> Depth:
         if config.exit is None:
             side.rules = fitting_rules(side, fitting, config.seed, job.precision)
         else:
-            side.rules = _named_rules(side, config.exit, config.seed)
-    bar = Progress("depth on demand", len(job.images), "images")
+            side.rules = {word: parse_rule(word, side.vit.groups, side.read_out, config.seed) for word in config.exit}
+    bar = Progress("depth on demand", len(job.judged), "images")
     # In one call, because all rules of both models take turns on each batch: a machine that slows down does so for all.
-    points = measure_depth(sides, teacher, job.stream(progress=bar.update), job.precision, ROUNDS)
+    points = measure_depth(sides, teacher, job.stream(progress=bar.update), job.precision, _ROUNDS)
     bar.finish()
     measured = DepthFile(
         **job.about(depth_findings(points)),
@@ -85,17 +77,6 @@ def depth(config: DepthConfig) -> Depth:
         surrogate=points["surrogate"],
         teacher=points["teacher"],
     )
-    _write(measured, job.folder)
-    return Depth(measured, job.folder)
-
-
-def _named_rules(side: Side, words: list[str], seed: int) -> dict[str, Rule]:
-    return {word: parse_rule(word, side.vit.groups, side.read_out, seed) for word in words}
-
-
-def _write(measured: DepthFile, folder: Path) -> None:
-    from raptor.report.figures import save_figures
-    from raptor.report.tool import depth_charts
-
-    measured.write(folder)
-    save_figures(depth_charts(measured), folder / "figures", measured.images)
+    found = Depth(measured, job.folder)
+    found.save()
+    return found

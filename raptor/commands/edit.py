@@ -4,52 +4,44 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from raptor.commands.job import Job, chosen_phases
+from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import EditConfig
 from raptor.progress import Progress
 from raptor.provenance import command
 from raptor.recurrence.edit import EditFile, EditResult, class_means, edit_findings, measure_edit
-from raptor.recurrence.job import ToolJob, chosen_phases, open_job
-from raptor.streaming import Result
+from raptor.report.charts import Chart
+from raptor.report.tool import edit_charts
 
 _MEAN_IMAGES = 1000  # training images whose states give the means of the classes
 
 
 @dataclass
-class Editing(Result):
-    """The result in edit.json, and where it was written."""
+class Editing(ToolResult):
+    """The result in edit.json; its figure has the shares of images that edits and their controls flip."""
 
     measured: EditFile
-    folder: Path
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"edit": self.measured.to_dict(), "folder": str(self.folder)}
+    def charts(self) -> list[Chart]:
+        return edit_charts(self.measured)
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per model and phase."""
         sides = self.measured.sides()
         return [{"side": side, **vars(one)} for side, results in sides.items() for one in results]
 
-    def plot(self) -> Any:
-        """Shares of images that edits and their controls flip."""
-        from raptor.report.figures import drawn
-        from raptor.report.tool import edit_charts
-
-        return drawn("edit", edit_charts(self.measured), self.measured.images)
-
     def text(self) -> str:
         found = self.measured
-        lines = [f"edits towards {found.class_name}, {found.images}, class means of {found.num_means} training images:"]
-        lines += [f"  {line}" for line in found.findings]
-        return "\n".join([*lines, f"written to {self.folder}: edit.json and figures/edit"])
+        about = f"{found.images}, class means of {found.num_means} training images:"
+        return self.told([f"edits towards {found.class_name}, {about}", *(f"  {line}" for line in found.findings)])
 
 
 @command(EditConfig)
 def edit(config: EditConfig) -> Editing:
     """Edit the state at the end of a phase, so that an image is taken for another class."""
-    job = open_job(config, EditFile.FILE)
+    job = open_tool(config, EditFile)
     to = _class_number(job, config.to)
     phases = chosen_phases(job.phases, config.at)
     # The last end is the model's last layer, where a control makes the same step.
@@ -78,17 +70,19 @@ def edit(config: EditConfig) -> Editing:
         surrogate=sides["surrogate"],
         teacher=sides["teacher"],
     )
-    _write(measured, job.folder)
-    return Editing(measured, job.folder)
+    found = Editing(measured, job.folder)
+    found.save()
+    return found
 
 
-def _class_names(job: ToolJob) -> list[str]:
+def _class_names(job: Job) -> list[str]:
     """The classes of the head, by their numbers where nothing names them."""
+    assert job.head is not None
     names = job.head.classes or job.teacher.classes
-    return list(names) if names else [str(number) for number in range(job.head.num_classes)]
+    return list(names or map(str, range(job.head.num_classes)))
 
 
-def _class_number(job: ToolJob, wanted: str | None) -> int:
+def _class_number(job: Job, wanted: str | None) -> int:
     names = _class_names(job)
     some = ", ".join(names[:3])
     if wanted is None:
@@ -98,14 +92,8 @@ def _class_number(job: ToolJob, wanted: str | None) -> int:
     # After the names, because a class may be called `7`.
     if wanted.isdigit() and int(wanted) < len(names):
         return int(wanted)
+    hint = f"give one of {len(names)} such as {some}, or its number"
     close = difflib.get_close_matches(wanted, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"give one of {len(names)} such as {some}, or its number"
+    if close:
+        hint = f"did you mean {close[0]!r}?"
     raise ValueError(f"--to {wanted} is not a class of {job.teacher.name}: {hint}")
-
-
-def _write(measured: EditFile, folder: Path) -> None:
-    from raptor.report.figures import save_figures
-    from raptor.report.tool import edit_charts
-
-    measured.write(folder)
-    save_figures(edit_charts(measured), folder / "figures", measured.images)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from raptor.certificate.shift import CorruptedImages, Corruption
+from raptor.commands.job import Job
+from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import WatchConfig
 from raptor.data import ImageData, open_data
 from raptor.data.apart import check_apart
@@ -20,10 +22,12 @@ from raptor.files import write_text
 from raptor.progress import Progress
 from raptor.provenance import command
 from raptor.recurrence.detection import Baselines, attack
-from raptor.recurrence.job import ToolJob, open_job
 from raptor.recurrence.watch import WATCHER, Judge, Judgement, Watcher, WatchFile, least_images, watch_findings
+from raptor.report.charts import Chart
 from raptor.report.strips import png, shown_picture
-from raptor.streaming import Result, folder_of
+from raptor.report.style import save_figure
+from raptor.report.tool import draw_watched_images, watch_charts
+from raptor.streaming import folder_of
 from raptor.vit.trajectory import autocast
 
 ATTACKS = ("pgd", "pgd-aware")
@@ -34,14 +38,13 @@ _ATTACKED_IMAGES = 128  # each gradient step runs both models forwards and backw
 
 
 @dataclass
-class Watching(Result):
-    """The result in watch.json and watch.csv, and where they were written."""
+class Watching(ToolResult):
+    """The result in watch.json and watch.csv; its figure has where in depth both models disagree."""
 
     measured: WatchFile
-    folder: Path
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"watch": self.measured.to_dict(), "folder": str(self.folder)}
+    def charts(self) -> list[Chart]:
+        return watch_charts(self.measured)
 
     def table_rows(self) -> list[dict[str, Any]]:
         """One row per unusual set and score; without any, one for the images that were judged."""
@@ -51,13 +54,6 @@ class Watching(Result):
                 row = {"set": one.name, "score": score, "AUROC": found.auroc, "FPR95": found.fpr95}
                 rows.append({**row, "alarms": one.alarms if score == WATCHER else None})
         return rows or [{"set": one.name, "images": one.num_images, "alarms": one.alarms} for one in self.measured.sets]
-
-    def plot(self) -> Any:
-        """Where in depth both models disagree."""
-        from raptor.report.figures import drawn
-        from raptor.report.tool import watch_charts
-
-        return drawn("watch", watch_charts(self.measured), self.measured.images)
 
     def text(self) -> str:
         found = self.measured
@@ -73,14 +69,13 @@ class Watching(Result):
                 rate = f"{value.fpr95:.3f} ({value.fpr95_interval[0]:.3f} to {value.fpr95_interval[1]:.3f})"
                 name = one.name.rsplit("/", 1)[-1]
                 lines.append(f"  {name:<24} {score:<19} {area:<21} {rate}")
-        lines += found.findings
-        return "\n".join([*lines, f"written to {self.folder}: watch.json, watch.csv and figures/watch"])
+        return self.told(lines + found.findings, "watch.csv")
 
 
 @command(WatchConfig)
 def watch(config: WatchConfig) -> Watching:
     """Score images by how far a surrogate is from its teacher, and raise alarms at a wished rate."""
-    job = open_job(config, WatchFile.FILE)
+    job = open_tool(config, WatchFile)
     usual, judged = _calibration_and_judged(job, config)
     unusual = _named_sets(config, judged)
     watcher = Watcher(job.surrogate, job.teacher, job.precision)
@@ -97,8 +92,8 @@ def watch(config: WatchConfig) -> Watching:
         if data is not None:
             judgements.append(_judge_set(job, judge, name, data))
             continue
-        attacked = _attacked_images(job, watcher, judged, config, knows_watcher=name == "pgd-aware")
-        judgements.append(judge(name, attacked.batches, attacked.names, fooled=attacked.share_fooled))
+        batches, share_fooled = _attack(job, watcher, judged, knows_watcher=name == "pgd-aware")
+        judgements.append(judge(name, batches, judged.names, fooled=share_fooled))
     # The usual images come first, and every AUROC is against them.
     sets = [one.compared(judgements[0]) for one in judgements]
     measured = WatchFile(
@@ -110,34 +105,36 @@ def watch(config: WatchConfig) -> Watching:
         sets=sets,
         shown=[image for one in judgements for image in one.shown],
     )
-    _write(measured, judgements, job.folder)
-    return Watching(measured, job.folder)
+    found = Watching(measured, job.folder)
+    found.save()
+    _write_table(judgements, job.folder)
+    if measured.shown:
+        save_figure(draw_watched_images(measured), job.folder / "figures" / "watch-images")
+    return found
 
 
-def _calibration_and_judged(job: ToolJob, config: WatchConfig) -> tuple[ImageData, ImageData]:
+def _calibration_and_judged(job: Job, config: WatchConfig) -> tuple[ImageData, ImageData]:
     """Images that say what is usual, and images that are judged: never the same ones."""
     if config.calibrate is None:
         # Every other image: a folder is sorted by class, and both halves need all of them.
-        places = range(len(job.images))
-        usual = job.images.select(places[0::2])
+        places = range(len(job.judged))
+        usual = job.judged.select(places[0::2])
         least = least_images(config.false_alarms)
         if len(usual) < least:
             raise ValueError(
                 f"{len(usual)} calibration images are too few for {config.false_alarms:.1%} false alarms: half of the "
                 f"images calibrate, so give --num_images {2 * least} or more, or others with --calibrate"
             )
-        return usual, job.images.select(places[1::2])
+        return usual, job.judged.select(places[1::2])
     size = job.teacher.preprocess.size
-    usual = open_data(
-        config.calibrate, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad
-    ).with_labels(None, None)
+    usual = open_data(config.calibrate, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad)
     seen = job.data.trained_on(folder_of(config.run), size)
     if seen is not None:
         # A surrogate follows its teacher better on images that it was trained on: the threshold would be too low.
         check_apart(seen, usual, remedy="calibrate on others with --calibrate")
     remedy = "name others with --calibrate, or leave it out for half of --data"
-    check_apart(usual, job.images, "calibration images", remedy)
-    return usual, job.images
+    check_apart(usual, job.judged, "calibration images", remedy)
+    return usual, job.judged
 
 
 def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData | None]:
@@ -165,56 +162,43 @@ def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData |
     return found
 
 
-def _judge_set(job: ToolJob, judge: Judge, name: str, data: ImageData) -> Judgement:
+def _judge_set(job: Job, judge: Judge, name: str, data: ImageData) -> Judgement:
     bar = Progress(f"watching {name}", len(data), "images")
     found = judge(name, job.stream(data, bar.update), data.names)
     bar.finish()
     return found
 
 
-@dataclass
-class _AttackedImages:
+def _attack(job: Job, watcher: Watcher, judged: ImageData, knows_watcher: bool) -> tuple[list[Batch], float]:
     """The images that an attack has fooled, and the share of all images that they are."""
-
-    batches: list[Batch]
-    names: list[str]
-    share_fooled: float
-
-
-def _attacked_images(
-    job: ToolJob, watcher: Watcher, judged: ImageData, config: WatchConfig, knows_watcher: bool
-) -> _AttackedImages:
     data = judged.select(judged.sample(min(_ATTACKED_IMAGES, len(judged))))
     vit = job.teacher
+    head = job.head
+    assert head is not None
 
     def logits_of(images: Tensor) -> Tensor:
         states, output = vit.record(images)
-        return job.head.logits(vit, states[-1], output)
+        return head.logits(vit, states[-1], output)
 
-    # Images are normalised, so that one grey level is another step in each channel.
-    limit_c = torch.tensor([ATTACK_EPS / 255 / deviation for deviation in vit.preprocess.std])
+    # Images are normalised, so that one grey level is another step in each channel, and black and white other values.
+    mean_c, deviation_c = torch.tensor(vit.preprocess.mean), torch.tensor(vit.preprocess.std)
+    limit_c = ATTACK_EPS / 255 / deviation_c
+    valid = (-mean_c / deviation_c, (1 - mean_c) / deviation_c)
     score_of = watcher.score if knows_watcher else None
     batches = []
     bar = Progress("attack", len(data), "images")
     for batch in job.stream(data, bar.update):
         # At the precision of the watcher, which would otherwise judge other scores than the attack has lowered.
         with autocast(job.precision, job.device):
-            found = attack(batch.images, logits_of, limit_c, ATTACK_STEPS, score_of)
-        is_fooled_b = found.is_fooled_b.cpu()
+            changed, is_fooled_b = attack(batch.images, logits_of, limit_c, ATTACK_STEPS, score_of, valid)
         # An image that keeps its class was not attacked with success, so it is no example of an unusual image.
         if bool(is_fooled_b.any()):
-            batches.append(Batch(found.images[found.is_fooled_b], None, batch.indices[is_fooled_b]))
+            batches.append(Batch(changed[is_fooled_b], None, batch.indices[is_fooled_b.cpu()]))
     bar.finish()
-    num_fooled = sum(len(batch.images) for batch in batches)
-    return _AttackedImages(batches, list(data.names), num_fooled / len(data))
+    return batches, sum(len(batch.images) for batch in batches) / len(data)
 
 
-def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> None:
-    from raptor.report.figures import save_figures
-    from raptor.report.style import save_figure
-    from raptor.report.tool import draw_watched_images, watch_charts
-
-    measured.write(folder)
+def _write_table(judgements: list[Judgement], folder: Path) -> None:
     # In memory first, so that the file is replaced as a whole.
     text = io.StringIO()
     # csv ends lines with CR LF by default, and tools for lines then show CR as part of the last cell.
@@ -223,6 +207,3 @@ def _write(measured: WatchFile, judgements: list[Judgement], folder: Path) -> No
     for one in judgements:
         writer.writerows(one.rows())
     write_text(folder / "watch.csv", text.getvalue())
-    save_figures(watch_charts(measured), folder / "figures", measured.images)
-    if measured.shown:
-        save_figure(draw_watched_images(measured), folder / "figures" / "watch-images")

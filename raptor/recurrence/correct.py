@@ -19,7 +19,7 @@ from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
 from raptor.phases.cut import check_phases
-from raptor.recurrence.job import ToolFile
+from raptor.recurrence.tool import ToolFile
 from raptor.streaming import Record
 from raptor.vit.on_demand import ReadOut
 from raptor.vit.trajectory import autocast
@@ -57,12 +57,17 @@ class Correction(Record):
 
 @dataclass
 class CorrectFile(ToolFile):
-    """correct.json: what further steps of each phase bring back, by model: surrogate, teacher, untrained twin."""
+    """correct.json: what further steps of each phase bring back, by model: surrogate, teacher, untrained twin.
+
+    Attributes:
+        beside: the folder or name of the other surrogate, where one was given.
+    """
 
     FILE: ClassVar[str] = "correct.json"
 
     sides: dict[str, list[Correction]]
     notes: list[str]
+    beside: str | None = None
 
 
 def correct_findings(sides: dict[str, list[Correction]]) -> list[str]:

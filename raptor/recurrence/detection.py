@@ -34,23 +34,33 @@ class Baselines:
         self.precision = precision
 
     def fit(self, usual: Iterable[Batch]) -> Baselines:
-        """Remember the features of usual images, and their mean and covariance."""
-        self._usual_nf, _ = self._features(usual)
-        self._mean_f = self._usual_nf.mean(0)
-        centred_nf = self._usual_nf - self._mean_f
+        """Remember the features of usual images, their mean (of each class where labels are known) and covariance."""
+        kept = list(usual)
+        self._usual_nf, _ = self._features(kept)
+        class_n = torch.zeros(len(self._usual_nf), dtype=torch.long)
+        if all(batch.labels is not None for batch in kept):
+            class_n = torch.cat([batch.labels.cpu() for batch in kept if batch.labels is not None])
+        # As Lee et al.: a mean for each class, and one covariance around them for all.
+        _, class_n = class_n.unique(return_inverse=True)
+        one_hot_nc = F.one_hot(class_n).double()
+        self._means_cf = one_hot_nc.T @ self._usual_nf / one_hot_nc.sum(0)[:, None]
+        centred_nf = self._usual_nf - self._means_cf[class_n]
         covariance_ff = centred_nf.T @ centred_nf / len(centred_nf)
         # With fewer images than features the covariance has no inverse: a tenth of it is replaced by its mean variance.
-        identity_ff = torch.eye(len(self._mean_f), dtype=torch.float64)
+        identity_ff = torch.eye(len(covariance_ff), dtype=torch.float64)
         self._covariance_ff = 0.9 * covariance_ff + 0.1 * covariance_ff.diagonal().mean() * identity_ff
         return self
 
     def scores(self, judged: Iterable[Batch]) -> dict[str, Tensor]:
         """Each score of each image, (N,)."""
         features_nf, logits_nc = self._features(judged)
-        difference_nf = features_nf - self._mean_f
-        solved_nf = torch.linalg.solve(self._covariance_ff, difference_nf.T).T
-        # Rounding may leave a tiny negative number, whose root is not a number.
-        mahalanobis_n = (difference_nf * solved_nf).sum(-1).clamp_min(0).sqrt()
+        mahalanobis_n = torch.full((len(features_nf),), torch.inf, dtype=torch.float64)
+        for mean_f in self._means_cf:
+            difference_nf = features_nf - mean_f
+            solved_nf = torch.linalg.solve(self._covariance_ff, difference_nf.T).T
+            # Rounding may leave a tiny negative number, whose root is not a number.
+            distance_n = (difference_nf * solved_nf).sum(-1).clamp_min(0).sqrt()
+            mahalanobis_n = torch.minimum(mahalanobis_n, distance_n)
         # Unit features, as Sun et al. found: their norm would decide the distance otherwise.
         distance_nn = torch.cdist(F.normalize(features_nf, dim=-1), F.normalize(self._usual_nf, dim=-1))
         nearest = min(NUM_NEIGHBOURS, distance_nn.shape[1])
@@ -133,22 +143,17 @@ def _interval(values: list[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
-class Attacked:
-    """Images after an attack; `is_fooled_b` says for which of them the class has changed."""
-
-    images: Tensor
-    is_fooled_b: Tensor
-
-
 def attack(
     images: Tensor,
     logits_of: Callable[[Tensor], Tensor],
     step_size_c: Tensor,
     num_steps: int,
     score_of: Callable[[Tensor], Tensor] | None = None,
-) -> Attacked:
+    valid: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Projected gradient descent (Madry et al., 2018) away from the class that the model gives each image.
+
+    The result is the images after the attack, and for which of them the class has changed.
 
     Args:
         images: (B, 3, H, W), normalised.
@@ -156,8 +161,15 @@ def attack(
         step_size_c: largest change of each channel; each step takes a quarter of it.
         score_of: the score of a watcher. With it, an image whose class has changed already is moved towards a lower
             score instead, so that the attack evades the watcher as well.
+        valid: the smallest and the largest value of each channel, which are black and white; None for no bounds.
     """
     limit_b = step_size_c.to(images).view(1, -1, 1, 1)
+    low = images - limit_b
+    high = images + limit_b
+    if valid is not None:
+        # No picture has a pixel darker than black or lighter than white.
+        low = torch.maximum(low, valid[0].to(images).view(1, -1, 1, 1))
+        high = torch.minimum(high, valid[1].to(images).view(1, -1, 1, 1))
     with torch.no_grad():
         class_b = logits_of(images).argmax(-1)
     # From the image itself and not from a random place near it: the attack is then the same each time.
@@ -183,6 +195,5 @@ def attack(
         if step < num_steps:
             # No image enters the gain of another one, so one backward pass serves the batch.
             (gradient,) = torch.autograd.grad(gain_b.sum(), changed)
-            moved = changed.detach() + limit_b / 4 * gradient.sign()
-            changed = images + (moved - images).clamp(-limit_b, limit_b)
-    return Attacked(best, is_fooled_b)
+            changed = (changed.detach() + limit_b / 4 * gradient.sign()).clamp(low, high)
+    return best, is_fooled_b

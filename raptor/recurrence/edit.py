@@ -19,7 +19,7 @@ from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
 from raptor.phases.cut import check_phases
-from raptor.recurrence.job import ToolFile
+from raptor.recurrence.tool import ToolFile
 from raptor.streaming import Record
 from raptor.vit.on_demand import ReadOut
 from raptor.vit.trajectory import autocast

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raptor.data.stream import Batch
 from raptor.recurrence.detection import Baselines, Detection, detection
-from raptor.recurrence.job import ToolFile
+from raptor.recurrence.tool import ToolFile
 from raptor.streaming import Record
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
@@ -337,5 +337,7 @@ def watch_findings(sets: list[WatchedSet], false_alarms: float) -> list[str]:
         others = {name: score.auroc for name, score in one.scores.items() if name != WATCHER}
         best = max(others, key=lambda name: others[name])
         fooled = "" if one.fooled is None else f" ({one.fooled:.0%} of the images are fooled)"
-        found.append(f"{one.name}{fooled}: AUROC {own:.3f}, {best} {others[best]:.3f}; {one.alarms:.0%} are alarms")
+        # The best is known only after the images were judged: this flatters the others, not the watcher.
+        beside = f"{best}, the best of {len(others)} other scores on these images, {others[best]:.3f}"
+        found.append(f"{one.name}{fooled}: AUROC {own:.3f}; {beside}; {one.alarms:.0%} are alarms")
     return found

@@ -30,6 +30,7 @@ def test_every_disturbance_of_every_model(tmp_path: Path) -> None:
         assert kinds == [("noise", 1.0), ("dropped patches", 0.3), ("blur", 3), ("jpeg", 3)]
         assert all(len(one.agreement) == 3 and one.agreement_clean[0] == 1 for one in corrections)
     assert measured.sides["beside"] == measured.sides["surrogate"], "it is the same model here"
+    assert measured.beside == "scenes-k3" and "beside is scenes-k3" in found.text()
     assert "surrogate, noise 1:" in found.text() and len(found.table_rows()) == 4 * 4 * 3
 
 

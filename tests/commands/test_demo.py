@@ -12,7 +12,7 @@ from raptor.commands.report import Page
 
 
 def test_options_are_checked_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected argument 'devise': did you mean 'device'"):
+    with pytest.raises(TypeError, match="unexpected argument 'devise': did you mean device"):
         demo(str(tmp_path / "demo"), devise="cpu")  # type: ignore[call-arg]
     assert not (tmp_path / "demo").exists()
 

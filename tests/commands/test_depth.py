@@ -74,7 +74,7 @@ def test_a_model_without_a_head_needs_labels_for_one(tmp_path: Path) -> None:
         from PIL import Image
 
         Image.new("RGB", (30, 30), (60 * i, 0, 0)).save(flat / f"{i}.png")
-    with pytest.raises(ValueError, match=r"has no head, none was given .* give --head_file, or labelled images"):
+    with pytest.raises(ValueError, match=r"has no head, none was given .* give --head_file, or --data with labels"):
         depth(surrogate, teacher=teacher, data=str(flat), split="all", out=str(tmp_path / "out"), **FEW)
     found = depth(
         surrogate, teacher=teacher, data="scenes", train_images=40, exit=["turn<.1"], out=str(tmp_path / "out"), **FEW

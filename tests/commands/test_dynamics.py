@@ -55,6 +55,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_perturbations_in_half_precision_are_refused(run: Path) -> None:
+    with pytest.raises(ValueError, match="is opened in bfloat16: perturbations are followed in fp32"):
+        dynamics(open_vit(run / "tiny", dtype="bf16"), data="scenes")
+
+
 def test_run_folder_gives_both_sides(run: Path) -> None:
     measured, changed = (json.loads((run / f"{name}.json").read_text()) for name in ("dynamics", "interventions"))
     assert measured["phases"] == [1, 3] and measured["num_images"] == 48 and measured["image_size"] == 28

@@ -92,7 +92,7 @@ def test_an_untrained_model_is_the_same_in_every_run(command: Any, tmp_path: Pat
     kwargs |= {
         states: {"num_images": 4},
         phases: {"num_images": 4},
-        probe: {"train_images": 40, "num_images": 8, "epochs": 1},
+        probe: {"train_images": 40, "num_images": 8, "budget": "1epochs"},
     }[command]
     for number, seed in enumerate((1, 2)):
         torch.manual_seed(seed)

@@ -18,7 +18,6 @@ from torch import Tensor
 import raptor
 from raptor.cli import main
 from raptor.commands import watch
-from raptor.recurrence.detection import Attacked
 from raptor.recurrence.watch import Watcher, WatchFile
 
 FEW = ["--num_images", "60", "--false_alarms", ".1", "--device", "cpu"]
@@ -57,9 +56,9 @@ def test_sets_that_are_known_to_be_unusual(tmp_path: Path) -> None:
 def test_an_attack_is_at_the_precision_of_the_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def attacked(images: Tensor, *_: object) -> Attacked:
+    def attacked(images: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
-        return Attacked(images, torch.ones(len(images), dtype=torch.bool))
+        return images, torch.ones(len(images), dtype=torch.bool)
 
     monkeypatch.setattr(importlib.import_module("raptor.commands.watch"), "attack", attacked)
     options = dict(num_images=60, false_alarms=0.1, device="cpu", precision="bf16")

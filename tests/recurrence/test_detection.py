@@ -40,6 +40,14 @@ def test_baselines_are_those_of_scikit_learn() -> None:
     scores = Baselines(teacher, teacher.finish).fit(batches).scores([Batch(judged, None, [0, 1, 2, 3])])
     shrunk = ShrunkCovariance(shrinkage=0.1).fit(fitted)
     assert scores["mahalanobis"].square().tolist() == pytest.approx(shrunk.mahalanobis(found).tolist(), rel=1e-6)
+    # With labels, the nearest of the classes' means, and one covariance around them.
+    classes = np.arange(30) % 3
+    labelled = [Batch(usual, torch.tensor(classes + 4), list(range(30)))]
+    found_by_class = Baselines(teacher, teacher.finish).fit(labelled).scores([Batch(judged, None, [0, 1, 2, 3])])
+    means = np.stack([fitted[classes == c].mean(0) for c in range(3)])
+    around = ShrunkCovariance(shrinkage=0.1, assume_centered=True).fit(fitted - means[classes])
+    nearest = np.min([around.mahalanobis(found - mean) for mean in means], axis=0)
+    assert found_by_class["mahalanobis"].square().tolist() == pytest.approx(nearest.tolist(), rel=1e-6)
     unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (fitted, found)]
     distances, _ = NearestNeighbors(n_neighbors=10).fit(unit[0]).kneighbors(unit[1])
     assert scores["nearest neighbours"].tolist() == pytest.approx(distances[:, 9].tolist(), rel=1e-6)
@@ -56,12 +64,17 @@ def test_an_attack_takes_the_largest_step_against_a_linear_model() -> None:
         mean_b = x.mean((1, 2, 3))
         return torch.stack([mean_b, -mean_b], dim=1)
 
-    found = attack(images, logits_of, torch.full((3,), 0.2), num_steps=6)
-    assert found.is_fooled_b.tolist() == [True, True, False]
-    moved = found.images - images
+    found, is_fooled = attack(images, logits_of, torch.full((3,), 0.2), num_steps=6)
+    assert is_fooled.tolist() == [True, True, False]
+    moved = found - images
     assert torch.allclose(moved[0], torch.tensor(-0.2)) and torch.allclose(moved[1], torch.tensor(0.2))
     # An image that no step fools is given back as it was.
-    assert torch.equal(found.images[2], images[2])
+    assert torch.equal(found[2], images[2])
+    # No pixel of an attacked picture is darker than black or lighter than white.
+    valid = (torch.full((3,), -0.1), torch.full((3,), 0.02))
+    found, is_fooled = attack(images[:2].clamp(-0.1, 0.02), logits_of, torch.full((3,), 0.2), num_steps=6, valid=valid)
+    assert is_fooled.all() and found.min() >= -0.1 and found.max() <= 0.02
+    assert torch.allclose(found[0], torch.tensor(-0.1)) and torch.allclose(found[1], torch.tensor(0.02))
 
 
 def test_an_attack_that_knows_the_watcher_keeps_the_image_with_the_lowest_score() -> None:
@@ -78,6 +91,6 @@ def test_an_attack_that_knows_the_watcher_keeps_the_image_with_the_lowest_score(
     limit = torch.full((3,), 0.2)
     plain = attack(images, logits_of, limit, num_steps=12)
     aware = attack(images, logits_of, limit, num_steps=12, score_of=score_of)
-    assert bool(plain.is_fooled_b) and bool(aware.is_fooled_b)
-    assert float(score_of(aware.images)) < 0.3 * float(score_of(plain.images))
-    assert float((aware.images - images).abs().max()) <= 0.2 + 1e-6
+    assert bool(plain[1]) and bool(aware[1])
+    assert float(score_of(aware[0])) < 0.3 * float(score_of(plain[0]))
+    assert float((aware[0] - images).abs().max()) <= 0.2 + 1e-6

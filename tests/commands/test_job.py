@@ -1,4 +1,4 @@
-"""What the four commands open, and which phases they mean."""
+"""What the commands about a surrogate open, and which phases they mean."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import pytest
 import torch
 from tiny_models import noise_images
 
+from raptor.commands.job import chosen_phases, open_job
 from raptor.config import CorrectConfig, DepthConfig
 from raptor.phases.cut import Phases
-from raptor.recurrence.job import chosen_phases, open_job
 
 
 def test_a_job_has_both_models_and_their_head(tmp_path: Path) -> None:
     config = DepthConfig("scenes-k3", num_images=4, device="cpu", out=str(tmp_path / "out"))
-    job = open_job(config, "depth.json")
+    job = open_job(config, "depth", "depth.json")
+    job.find_head()
     images = noise_images(job.teacher, 2)
     with torch.no_grad():
         states, output = job.surrogate.record(images)
         assert torch.equal(job.read_out(job.surrogate)(states[-1]), output)
-    assert len(job.images) == 4 and list(job.phases) == [3, 3, 6] and job.folder.is_dir()
+    assert len(job.judged) == 4 and list(job.phases) == [3, 3, 6] and job.folder.is_dir() and job.fitted is None
     assert job.subject.teacher == "scenes" and job.about(["one"])["num_images"] == 4
     assert job.batch_size == 8
     config = CorrectConfig("scenes-k3", num_images=4, device="cpu", out=str(tmp_path / "other"))
-    assert open_job(config, "correct.json").batch_size == 64
+    job = open_job(config, "correct", "correct.json", train_images=6)
+    assert job.batch_size == 64 and job.fitted is not None and len(job.fitted) == 6
 
 
 def test_phases_are_one_or_all() -> None:
