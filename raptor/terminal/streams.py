@@ -111,32 +111,29 @@ def stopped_by_signals() -> Iterator[None]:
 
 
 def is_users(error: Exception) -> bool:
-    """Whether the input or the machine is at fault, not the program. torch's error by name: it may not be imported."""
-    is_machines = type(error).__name__ == "OutOfMemoryError" or _is_dead_worker(error)
-    return isinstance(error, (ValueError, OSError)) or is_machines or _is_lost_rank(error)
-
-
-def _is_lost_rank(error: Exception) -> bool:
-    devices = sys.modules.get("raptor.devices")
-    return started_processes()[1] > 1 and devices is not None and devices.is_lost_rank(error)
-
-
-def _is_dead_worker(error: Exception) -> bool:
-    images = sys.modules.get("raptor.data.images")
-    return images is not None and images.is_dead_worker(error)
+    """Whether the input or the machine is at fault, not the program."""
+    return isinstance(error, ValueError | OSError) or _machines_fault(error) != ""
 
 
 def one_line(error: Exception) -> str:
     # A file name may hold line ends and control characters, and the message is one line.
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(error).split()))
     text = text or type(error).__name__
+    fault = _machines_fault(error)
+    return f"{fault} ({text[:120]})" if fault else text
+
+
+def _machines_fault(error: Exception) -> str:
+    """What to say of an error that is the machine's; empty for any other. torch and our readers may not be imported."""
     if type(error).__name__ == "OutOfMemoryError":
-        return f"the GPU's memory is full: lower --batch_size ({text[:120]})"
-    if _is_lost_rank(error):
-        return f"another process of this command ended ({text[:120]})"
-    if _is_dead_worker(error):
-        return f"a process that decodes images died: if memory is short, lower --num_workers ({text[:120]})"
-    return text
+        return "the GPU's memory is full: lower --batch_size"
+    devices = sys.modules.get("raptor.devices")
+    if started_processes()[1] > 1 and devices is not None and devices.is_lost_rank(error):
+        return "another process of this command ended"
+    images = sys.modules.get("raptor.data.images")
+    if images is not None and images.is_dead_worker(error):
+        return "a process that decodes images died: if memory is short, lower --num_workers"
+    return ""
 
 
 def fail_fast_offline() -> None:
