@@ -21,7 +21,7 @@ from raptor.provenance import Provenance, command
 from raptor.run import result_folder
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject, check_place
-from raptor.train.schedule import Budget
+from raptor.train.stage import Budget
 from raptor.vit.pair import open_pair
 from raptor.vit.saved import check_folder_of
 
