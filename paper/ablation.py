@@ -15,7 +15,7 @@ import yaml
 from estimates import spread
 from figures import figure_ablation
 from surrogates import Pair, best_teacher, cut_phases, make_surrogate, open_teacher, precision_of
-from sweep import Json, SweepConfig, markdown, read_config, run_cells, write_result
+from sweep import Json, SweepConfig, column, markdown, read_config, run_cells, where, write_result
 
 from raptor import ViT, load_recipe, open_vit, pick_device, probe
 
@@ -71,8 +71,8 @@ def main(config: Ablation) -> Json:
     results = run_cells(config, cells, partial(_train, config))
     rows = list(results.values())
     lines = summarise(rows)
-    figure = figure_ablation(lines, PUBLISHED) if rows else None
-    return write_result(config, "ablation", cells, {"rows": rows, "table": lines}, table(lines), figure)
+    draw = partial(figure_ablation, lines, PUBLISHED)
+    return write_result(config, "ablation", cells, {"rows": rows, "table": lines}, table(lines), draw)
 
 
 def row_recipe(base: str, row: str) -> Json:
@@ -100,9 +100,12 @@ def _train(config: Ablation, options: Json) -> Json:
         lr=options["lr"],
         seed=options["seed"],
     )
-    refit = _refit(folder, teacher, pair, options, config) if options["row"] == "5-joint" else None
-    chance = 1 / len(pair[1].classes) if pair[1].classes else None
-    return {"row": options["row"], "seed": options["seed"], "refit": refit, "chance": chance, **scores}
+    found = {"row": options["row"], "seed": options["seed"], "refit": None, "chance": None, **scores}
+    if options["row"] == "5-joint":
+        found["refit"] = _refit(folder, teacher, pair, options, config)
+    if pair[1].classes:
+        found["chance"] = 1 / len(pair[1].classes)
+    return found
 
 
 def _refit(folder: Path, teacher: ViT, pair: Pair, options: Json, config: Ablation) -> Json:
@@ -128,23 +131,23 @@ def summarise(rows: Sequence[Json]) -> list[Json]:
     """The rows of Table 2: means over seeds. The last one is the joint row with its head fitted again."""
     lines: list[Json] = []
     for name, (title, _) in ROWS.items():
-        found = [row for row in rows if row["row"] == name]
+        found = where(rows, row=name)
         if not found:
             continue
-        accuracy = spread([row["accuracy"] for row in found])
+        accuracy = spread(column(found, "accuracy"))
         line = {"number": name[0], "row": title, "num_steps": found[0]["num_steps"], "accuracy": accuracy["mean"]}
         for score in ("teacher_accuracy", "probe", "teacher_probe", "agreement", "r2_last", "r2_lowest"):
-            line[score] = spread([row[score] for row in found])["mean"]
+            line[score] = spread(column(found, score))["mean"]
         lines.append({**line, "num_seeds": len(found), "deviation": accuracy["deviation"]})
     refits = [row["refit"] for row in rows if row["refit"] is not None]
     if refits:
-        accuracy = spread([refit["accuracy"] for refit in refits])
+        accuracy = spread(column(refits, "accuracy"))
         again = {
             "number": "6",
             "row": "+ probe fitted again",
             "accuracy": accuracy["mean"],
             "deviation": accuracy["deviation"],
-            "teacher_accuracy": spread([refit["teacher_accuracy"] for refit in refits])["mean"],
+            "teacher_accuracy": spread(column(refits, "teacher_accuracy"))["mean"],
             "num_seeds": len(refits),
         }
         lines.append({**lines[-1], **again})

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
+from statistics import covariance, fmean
 from typing import Any
 
 import yaml
 from claims import Claims, evaluate
 from figures import BLUE, GREEN, GREY, ORANGE, VERMILION, pyplot
 from over_teachers import Evidence, holm, mean_over_makes, trend_within_makes
-from sweep import Json, as_json, read_config, write_json
+from sweep import Json, as_json, column, read_config, where, write_json
 from teacher_points import TRAINED, UNTRAINED, points_of
+from verdict import bounds_of
 
 CARDS: list[Json] = yaml.safe_load((Path(__file__).parent / "cards.yaml").read_text())
 LARGEST_P = 0.05  # largest p-value, after Holm's correction, of a verdict
@@ -90,9 +91,9 @@ def _evidence(card: Json) -> Evidence | None:
     above = card["above"]
     below = card["below"]
     if card["trend"]:
-        pairs = [[(one["p"], one["value"]) for one in teachers] for teachers in makes]
+        pairs = [list(zip(column(teachers, "p"), column(teachers, "value"))) for teachers in makes]
         return trend_within_makes(pairs, above, below)
-    values = [[one["value"] for one in teachers] for teachers in makes]
+    values = [column(teachers, "value") for teachers in makes]
     if card["log"]:
         values = [list(map(math.log, of_make)) for of_make in values]
         above = math.log(above) if above is not None else None
@@ -102,15 +103,13 @@ def _evidence(card: Json) -> Evidence | None:
 
 def num_on_side(card: Json) -> int:
     """How many makes have their mean, or their trend, on the claim's side."""
-    above = -math.inf if card["above"] is None else card["above"]
-    below = math.inf if card["below"] is None else card["below"]
+    above, below = bounds_of(card["above"], card["below"])
     count = 0
     for teachers in makes_of(card).values():
-        value = fmean(one["value"] for one in teachers)
+        value = fmean(column(teachers, "value"))
         if card["trend"]:
-            # The sign of the slope is that of the covariance with p.
-            mean_p = fmean(one["p"] for one in teachers)
-            value = sum((one["p"] - mean_p) * (one["value"] - value) for one in teachers)
+            # The bound of a trend is 0, and the slope has the sign of the covariance with p.
+            value = covariance(column(teachers, "p"), column(teachers, "value"))
         count += above < value < below
     return count
 
@@ -133,9 +132,8 @@ def _draw_trend(card: Json, points: dict[str, list[Json]]) -> Any:
     figure, axes = pyplot().subplots(figsize=(6.4, 2.6))
     styles = [(VERMILION, "o"), (BLUE, "s"), (GREEN, "D")]
     for (make, own), (colour, marker) in zip(points.items(), styles):
-        p = [one["p"] for one in own]
-        values = [one["value"] for one in own]
-        axes.plot(p, values, marker, color=colour, label=f"{make} ({len(own)} teachers)", markersize=5, alpha=0.8)
+        label = f"{make} ({len(own)} teachers)"
+        axes.plot(column(own, "p"), column(own, "value"), marker, color=colour, label=label, markersize=5, alpha=0.8)
     axes.set(xlabel="stochastic depth p of the teacher", ylabel=card["axis"])
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -148,17 +146,22 @@ def _draw_makes(card: Json, makes: list[str]) -> Any:
         names.append("mean of makes, 95 %")
     figure, axes = pyplot().subplots(figsize=(6.4, 0.75 + 0.27 * len(names)))
     _shade_claimed(axes, card)
-    kinds = list(dict.fromkeys(one["kind"] for one in card["points"]))
+    kinds = list(dict.fromkeys(column(card["points"], "kind")))
     for kind in kinds:
         marker, colour = _MARKERS.get(kind, _OTHER_MARKER)
-        values = []
-        places = []
-        for one in card["points"]:
-            if one["kind"] == kind:
-                values.append(one["value"])
-                places.append(makes.index(one["make"]))
+        own = where(card["points"], kind=kind)
+        places = list(map(makes.index, column(own, "make")))
         face = "none" if kind == UNTRAINED else colour
-        axes.plot(values, places, marker, color=colour, markerfacecolor=face, label=kind, markersize=6, alpha=0.8)
+        axes.plot(
+            column(own, "value"),
+            places,
+            marker,
+            color=colour,
+            markerfacecolor=face,
+            label=kind,
+            markersize=6,
+            alpha=0.8,
+        )
     if found is not None:
         ends = [[found["value"] - found["lower"]], [found["upper"] - found["value"]]]
         axes.errorbar([found["value"]], [len(makes)], xerr=ends, fmt="|", color="black", capsize=3, markersize=8)
@@ -175,7 +178,7 @@ def _draw_makes(card: Json, makes: list[str]) -> Any:
 def _shade_claimed(axes: Any, card: Json) -> None:
     """The side of the bounds that the paper claims, in grey."""
     bounds = [bound for bound in (card["above"], card["below"]) if bound is not None]
-    shown = [*bounds, *(one["value"] for one in card["points"])]
+    shown = bounds + column(card["points"], "value")
     if card["evidence"] is not None:
         shown += [card["evidence"]["lower"], card["evidence"]["upper"]]
     low = min(shown)
@@ -187,9 +190,8 @@ def _shade_claimed(axes: Any, card: Json) -> None:
         margin = 0.06 * (high - low)
         low -= margin
         high += margin
-    left = low if card["above"] is None else card["above"]
-    right = high if card["below"] is None else card["below"]
-    axes.axvspan(left, right, color="#EEEEEE", linewidth=0, zorder=0)
+    above, below = bounds_of(card["above"], card["below"])
+    axes.axvspan(max(low, above), min(high, below), color="#EEEEEE", linewidth=0, zorder=0)
     for bound in bounds:
         axes.axvline(bound, color=GREY, linewidth=0.8, zorder=1)
     axes.set_xlim(low, high)

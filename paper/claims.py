@@ -10,7 +10,7 @@ from pathlib import Path
 
 from model_claims import certificate_claims, depth_claims, phases_claims
 from run_claims import experiment_claims, find_runs
-from sweep import Json
+from sweep import Json, column
 from verdict import Claim, Verdict
 
 _PLACES = ("Definition", "Figure", "Table", "Section", "Appendix")  # in the order of the rows
@@ -34,9 +34,8 @@ def evaluate(config: Claims) -> Json:
     claims += certificate_claims(Path(config.certificates))
     claims += experiment_claims(find_runs(Path(config.results)))
     rows = [claim.to_dict() for claim in once_per_model(in_order(claims))]
-    counts = {str(verdict): 0 for verdict in Verdict}
-    for row in rows:
-        counts[row["verdict"]] += 1
+    verdicts = column(rows, "verdict")
+    counts = {str(verdict): verdicts.count(verdict) for verdict in Verdict}
     return {"claims": rows, "counts": counts, "untrained": untrained}
 
 
@@ -62,11 +61,9 @@ def once_per_model(claims: Sequence[Claim]) -> list[Claim]:
         if key in best:
             dropped.append(best[key][1])
         best[key] = (width, claim)
-    kept = []
-    for claim in claims:
-        if not any(claim is other for other in dropped):
-            kept.append(claim)
-    return kept
+    # Equal claims are not one: two runs may give the same row.
+    left_out = set(map(id, dropped))
+    return [claim for claim in claims if id(claim) not in left_out]
 
 
 def in_order(claims: Sequence[Claim]) -> list[Claim]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from cards import CardVerdict, makes_of, num_on_side
 from over_teachers import NUM_MAKES
 from run_claims import find_runs, label_among
-from sweep import Json, markdown
+from sweep import Json, column, markdown, where
 from verdict import SECTIONS
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -46,7 +46,7 @@ def cards_page(found: Json) -> str:
     """The cards of claims.json as a page."""
     cards = found["cards"]
     counts = ", ".join(f"{verdict} {num}" for verdict, num in found["counts"].items())
-    num_tested = sum(not card["why"] for card in cards)
+    num_tested = column(cards, "why").count("")
     page = [
         _INTRO.format(num_rows=len(found["claims"]), counts=counts),
         _summary(cards),
@@ -68,10 +68,9 @@ def _summary(cards: list[Json]) -> str:
     rows = []
     for verdict in CardVerdict:
         titles = []
-        for card in cards:
-            if card["verdict"] == verdict:
-                num = len(makes_of(card))
-                titles.append(f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"])
+        for card in where(cards, verdict=verdict):
+            num = len(makes_of(card))
+            titles.append(f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"])
         if titles:
             rows.append([f"**{verdict}** ({len(titles)})", "; ".join(titles)])
     return markdown(["verdict", "claims (makes of teachers on the claim's side)"], rows)
@@ -100,7 +99,9 @@ def verdict_words(card: Json) -> str:
     if found is None:
         return f"{verdict} {num} make{'s' if num > 1 else ''} of teachers, {side}; an interval needs {NUM_MAKES}."
     count = f"{num} makes of teachers"
-    what = "geometric mean" if card["log"] else "mean"
+    what = "mean"
+    if card["log"]:
+        what = "geometric mean"
     if card["trend"]:
         count = f"{sum(map(len, teachers.values()))} teachers of {num} makes"
         what = "pooled correlation"

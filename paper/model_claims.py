@@ -15,7 +15,7 @@ from quantities import Number
 from run_claims import swaps_of_one
 from scipy import stats
 from sweep import Json, data_label, sum_of
-from verdict import SECTIONS, Claim, claim_of, number_of, place_of, read
+from verdict import SECTIONS, Claim, claim_of, figure_of, number_of, place_of, read
 
 # Estimates that depend on where depth is cut: there an untrained model with a cut of its own is another comparison.
 _OF_THE_CUT = ("similarity.within", "speed.jump", "speed.between", "attraction.")
@@ -42,7 +42,9 @@ def depth_claims(folder: Path) -> tuple[list[Claim], list[Json]]:
         further = path.with_name(f"{path.stem}-further.json")
         if further.exists():
             said = {claim.says for claim in own}
-            claims += [claim for claim in _claims_of_model(further, read(further), twins) if claim.says not in said]
+            for claim in _claims_of_model(further, read(further), twins):
+                if claim.says not in said:
+                    claims.append(claim)
         interventions = path.with_name(f"{path.stem}-interventions.json")
         if interventions.exists():
             swaps = quantities.swaps_of_interventions(read(interventions)["teacher"]["swaps"])
@@ -103,7 +105,7 @@ def _claims_of_model(path: Path, model: Json, twins: Sequence[Twin]) -> list[Cla
     # As in the paper each model has its own cut: one found on the trained model is not the best of an untrained one.
     section = SECTIONS["differences"]
     for line in section["claims"]:
-        number = _difference(model, [twin for _, twin in twins], line["estimate"])
+        number = _difference(model, twins, line["estimate"])
         if number is not None:
             claims.append(claim_of(line, section, number=number))
     return [_filled(claim, path, _label_of(model)) for claim in claims]
@@ -162,17 +164,19 @@ def _basins(model: Json) -> list[Claim]:
     return claims
 
 
-def _difference(model: Json, twins: Sequence[Json], key: str) -> Number | None:
+def _difference(model: Json, twins: Sequence[Twin], key: str) -> Number | None:
     """What training did to this model: its number minus that of each untrained seed."""
     trained = _estimate(model, key)
-    known = [twin for twin in twins if key in twin["teacher"]["estimates"]]
-    own_cut = [twin for twin in known if twin["phases"] != model["phases"]]
-    values: dict[int, float] = {}
-    for twin in own_cut or known:
+    at_own_cut: dict[int, float] = {}
+    at_any_cut: dict[int, float] = {}
+    for _, twin in twins:
         number = _estimate(twin, key)
-        # The same weights measured twice are not two seeds.
-        if number is not None and number.value is not None and twin["seed"] not in values:
-            values[twin["seed"]] = number.value
+        if number is not None and number.value is not None:
+            # The same weights measured twice are not two seeds.
+            at_any_cut.setdefault(twin["seed"], number.value)
+            if twin["phases"] != model["phases"]:
+                at_own_cut.setdefault(twin["seed"], number.value)
+    values = at_own_cut or at_any_cut
     if trained is None or trained.value is None or not values:
         return None
     value, lower, upper = over_seeds([trained.value - other for other in values.values()])
@@ -221,7 +225,7 @@ def _filled(claim: Claim, path: Path, label: str) -> Claim:
         source=place_of(path),
         command=made["command"] or "",
         machine=made["device"] or "",
-        figure=place_of(image) if claim.figure and image.exists() else "",
+        figure=figure_of(image),
     )
 
 
@@ -242,7 +246,7 @@ def phases_claims(folder: Path) -> list[Claim]:
                 number = number_of(line, model)
                 if number is not None:
                     claim = _filled(claim_of(line, section, number=number), path, label)
-                    claims.append(replace(claim, figure=place_of(image) if image.exists() else ""))
+                    claims.append(replace(claim, figure=figure_of(image)))
     return claims
 
 
@@ -260,7 +264,7 @@ def certificate_claims(folder: Path) -> list[Claim]:
             for line in section["claims"]:
                 claim = _filled(claim_of(line, section, number=number_of(line, read(source))), source, label)
                 image = path.parent / path.stem / f"{line.get('figure')}.png"
-                claims.append(replace(claim, figure=place_of(image) if image.exists() else ""))
+                claims.append(replace(claim, figure=figure_of(image)))
     if not claims:
         for kind in ("certificate", "complexity"):
             section = SECTIONS[kind]

@@ -8,7 +8,7 @@ are the sample. A trend with stochastic depth is measured within each make and p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import atanh, inf, sqrt, tanh
 from statistics import fmean, stdev
 
@@ -77,7 +77,8 @@ def trend_within_makes(
     """
     if len(makes) < NUM_MAKES:
         return None
-    total, weights = 0.0, 0
+    total = 0.0
+    weights = 0
     for teachers in makes:
         x, y = zip(*teachers)
         found = float(stats.spearmanr(x, y).statistic)
@@ -88,8 +89,7 @@ def trend_within_makes(
     z_above = atanh(above) if above is not None else None
     z_below = atanh(below) if below is not None else None
     found_z = evidence(total / weights, sqrt(_FIELLER / weights), inf, z_above, z_below)
-    value, lower, upper = tanh(found_z.value), tanh(found_z.lower), tanh(found_z.upper)
-    return Evidence(value, lower, upper, found_z.p_for, found_z.p_against)
+    return replace(found_z, value=tanh(found_z.value), lower=tanh(found_z.lower), upper=tanh(found_z.upper))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -12,7 +12,18 @@ from estimates import z_score
 from figures import figure_partitions
 from numpy.typing import ArrayLike
 from surrogates import best_teacher, layer_similarity, make_surrogate, open_teacher
-from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_json, write_result
+from sweep import (
+    Json,
+    SweepConfig,
+    column,
+    markdown,
+    read_config,
+    run_cells,
+    sum_of,
+    where,
+    write_json,
+    write_result,
+)
 
 from raptor import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 
@@ -72,11 +83,10 @@ def main(config: Partitions) -> Json:
     found: Json = {"partitions": plan["partitions"], "similarity": plan["similarity"]}
     found |= {"rows": [*rows, *of_other_seeds], "statistics": {}, "maxcut_z": {}}
     for k in config.k:
-        own = [row for row in rows if row["k"] == k]
+        own = where(rows, k=k)
         found["statistics"][str(k)] = statistics(own)
-        found["maxcut_z"][str(k)] = maxcut_z([*own, *(row for row in of_other_seeds if row["k"] == k)])
-    figure = figure_partitions(rows) if rows else None
-    return write_result(config, "partitions", cells, found, _table(found), figure)
+        found["maxcut_z"][str(k)] = maxcut_z(own + where(of_other_seeds, k=k))
+    return write_result(config, "partitions", cells, found, _table(found), partial(figure_partitions, rows))
 
 
 def cell_name(lengths: Sequence[int]) -> str:
@@ -85,8 +95,10 @@ def cell_name(lengths: Sequence[int]) -> str:
 
 def _by_way(ways: Json) -> list[tuple[str, list[int]]]:
     """Each partition with the way of choosing it; the random ones last."""
-    found = [(way, lengths) for way, lengths in ways.items() if way != "random"]
-    found += [("random", lengths) for lengths in ways["random"]]
+    found = []
+    for way, chosen in ways.items():
+        for lengths in chosen if way == "random" else [chosen]:
+            found.append((way, lengths))
     return found
 
 
@@ -98,7 +110,7 @@ def choose_partitions(matrix: ArrayLike, k: int, num_random: int, seed: int) -> 
         ways[f"dp-{score}"] = list(find_phases(matrix, k, "dp", score, min_length=1).lengths)
     num = min(num_random, num_partitions(best.num_layers, k) - 1)
     drawn = sample_partitions(best.num_layers, k, num, seed=seed, exclude=[best])
-    ways["random"] = sorted(list(phases.lengths) for phases in drawn)
+    ways["random"] = sorted(map(list, drawn))
     return ways
 
 
@@ -150,7 +162,7 @@ def _row(way: str, lengths: list[int], seed: int, scores: Json) -> Json:
 
 def statistics(rows: Sequence[Json]) -> Json:
     """For one k: where each chosen partition stands among the random ones that differ from it."""
-    random = [row for row in rows if row["way"] == "random"]
+    random = where(rows, way="random")
     found: Json = {}
     for row in rows:
         if row["way"] == "random":
@@ -169,13 +181,12 @@ def statistics(rows: Sequence[Json]) -> Json:
 def maxcut_z(rows: Sequence[Json]) -> list[float]:
     """z of the accuracy of each seed's max-cut surrogate among the random partitions of one k."""
     scored = [row for row in rows if row["accuracy"] is not None]
-    sample = [row["accuracy"] for row in scored if row["way"] == "random"]
+    sample = column(where(scored, way="random"), "accuracy")
     found = []
-    for row in scored:
-        if row["way"] == "maxcut":
-            z = z_score(row["accuracy"], sample)["z"]
-            if z is not None:
-                found.append(z)
+    for row in where(scored, way="maxcut"):
+        z = z_score(row["accuracy"], sample)["z"]
+        if z is not None:
+            found.append(z)
     return found
 
 

@@ -14,8 +14,9 @@ from statistics import fmean
 
 import numpy as np
 from estimates import correlation, over_seeds
+from numpy.typing import ArrayLike
 from surrogates import best_null
-from sweep import Json, entry
+from sweep import Json, column, entry, where
 from table1 import share_kept
 
 from raptor import Phases, compare_pairs
@@ -108,11 +109,9 @@ def _of_correlation(found: Json | None, kind: str, smaller_budget: bool = False)
 
 def _overfit_by(rows: Sequence[Json]) -> float:
     """By how much teachers at the smallest p are better on training images than on others."""
-    first = min(row["p"] for row in rows)
     differences = []
-    for row in rows:
-        if row["p"] == first:
-            differences.append(row["teacher"]["train_accuracy"] - row["teacher"]["accuracy"])
+    for row in where(rows, p=min(column(rows, "p"))):
+        differences.append(row["teacher"]["train_accuracy"] - row["teacher"]["accuracy"])
     return fmean(differences)
 
 
@@ -184,12 +183,8 @@ def gain_over_null_by_training(run: Json, group: str) -> Number | None:
 
 
 def untrained_r2(run: Json) -> Number | None:
-    values = []
-    for row in run["rows"]:
-        value = entry(row, "raptor/curves/cls/r2/-1")
-        if row["kind"] == "untrained" and value is not None:
-            values.append(value)
-    return _over_seeds(values)
+    values = column(where(run["rows"], kind="untrained"), "raptor/curves/cls/r2/-1")
+    return _over_seeds([value for value in values if value is not None])
 
 
 def _difference(run: Json, first: str, second: str, measure: Callable[[Json], float | None]) -> Number | None:
@@ -234,9 +229,8 @@ def maxcut_z(run: Json, k: str) -> Number | None:
 def two_blocks_keep(run: Json) -> Number | None:
     """The share of the teacher's accuracy that max-cut surrogates with two blocks keep; ours train for less."""
     kept = []
-    for row in run["rows"]:
-        known = row.get("accuracy") is not None and row.get("teacher_accuracy")
-        if row["k"] == 2 and row["way"] == "maxcut" and known:
+    for row in where(run["rows"], k=2, way="maxcut"):
+        if row.get("accuracy") is not None and row.get("teacher_accuracy"):
             kept.append(row["accuracy"] / row["teacher_accuracy"])
     return _over_seeds(kept, smaller_budget=True)
 
@@ -325,20 +319,24 @@ def swaps_of_model(row: Json) -> Json:
 
 def swaps_of_interventions(swaps: Json) -> Json:
     """The swaps of `raptor dynamics` in the same form."""
-    found: Json = {name: swaps[name] for name in ("pairs", "phases", "num_images", "matched_std")}
-    found["angle"] = swaps["angle"]["all"]["mean"]
-    found["angle_std"] = swaps["angle"]["all"]["std"]
-    found["stays"] = [None, None]
+    found: Json = {
+        "pairs": swaps["pairs"],
+        "phases": swaps["phases"],
+        "num_images": swaps["num_images"],
+        "matched_std": swaps["matched_std"],
+        "angle": swaps["angle"]["all"]["mean"],
+        "angle_std": swaps["angle"]["all"]["std"],
+        "stays": [None, None],
+    }
     if swaps["agreement"] is not None:
         found["stays"] = [_turns(found, swaps["agreement"]["mean"], without) for without in (0, 1)]
     return found
 
 
-def _turns(row: Json, values: Sequence[float], without: int) -> dict[str, float]:
+def _turns(row: Json, values: ArrayLike, without: int) -> dict[str, float]:
     """Means over pairs of blocks of one phase and of two, plain and at equal distance."""
-    pairs = [(i, j) for i, j in row["pairs"]]
     left_out = (1,) if without else ()
-    return compare_pairs(pairs, np.array(values), Phases.from_lengths(row["phases"]), left_out)
+    return compare_pairs(row["pairs"], np.array(values), Phases.from_lengths(row["phases"]), left_out)
 
 
 def _paired(run: Json, name: str, without: int) -> float | None:
@@ -350,7 +348,7 @@ def _paired(run: Json, name: str, without: int) -> float | None:
 def _kept(row: Json, without: int) -> dict[str, float]:
     """Share of the accuracy kept, means over pairs; NaN where there is no such pair."""
     if row.get("swapped_accuracy"):
-        return _turns(row, [value / row["accuracy"] for value in row["swapped_accuracy"]], without)
+        return _turns(row, np.array(row["swapped_accuracy"]) / row["accuracy"], without)
     # An earlier run kept only the means.
     means = row.get("without_first_accuracy" if without else "compared_accuracy") or {}
     kept = {}
@@ -458,9 +456,9 @@ def _by_number(rows: Sequence[Json]) -> dict[int, dict[str, float]]:
 def recovery(run: Json, task: str, k: int) -> Number | None:
     """Score of a task as a share of the teacher's, of each seed."""
     shares = []
-    for raptor in _raptors(run):
+    for raptor in where(_raptors(run), k=k):
         share = _share(run, raptor, task)
-        if raptor["k"] == k and share is not None:
+        if share is not None:
             shares.append(share)
     return _over_seeds(shares, smaller_budget=_is_small_table(run))
 
@@ -479,16 +477,15 @@ def classification_lead(run: Json) -> Number | None:
 
 def smallest_step(run: Json, score: str) -> Number | None:
     """The smallest rise of a score from one k to the next."""
-    smallest = []
-    for curve in _curves(run, score):
-        smallest.append(min(after - before for before, after in pairwise(curve)))
+    path = "probes/classify/score" if score == "accuracy" else score
+    smallest = [float(np.diff(curve).min()) for curve in _curves(run, path)]
     return _over_seeds(smallest, smaller_budget=_is_small_table(run))
 
 
 def saturation(run: Json) -> Number | None:
     """The gain in accuracy from the second to the third k minus half of that from the first to the second."""
     rest = []
-    for curve in _curves(run, "accuracy"):
+    for curve in _curves(run, "probes/classify/score"):
         if len(curve) > 2:
             first, second, third = curve[:3]
             rest.append((third - second) - 0.5 * (second - first))
@@ -513,13 +510,13 @@ def _is_small_table(run: Json) -> bool:
     return bool(raptors) and sum(raptors[0]["num_steps"].values()) * batch_size < PAPER_IMAGES
 
 
-def _curves(run: Json, score: str) -> list[list[float]]:
-    """The scores over k of each seed that has all of them."""
+def _curves(run: Json, path: str) -> list[list[float]]:
+    """The scores at `a/b` over k of each seed that has all of them."""
     by_seed: dict[int, dict[int, float]] = defaultdict(dict)
     ks = set()
     for raptor in _raptors(run):
         ks.add(raptor["k"])
-        value = raptor["probes"]["classify"]["score"] if score == "accuracy" else raptor[score]
+        value = entry(raptor, path)
         if value is not None:
             by_seed[raptor["seed"]][raptor["k"]] = value
     curves = []

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import quantities
-from sweep import Json, data_label
-from verdict import SECTIONS, Claim, claim_of, number_of, place_of, read
+from sweep import Json, column, data_label, where
+from verdict import SECTIONS, Claim, claim_of, figure_of, number_of, place_of, read
 
 EXPERIMENTS = ("stochastic-depth", "untrained", "partitions", "swaps", "ablation", "table1")
 
@@ -40,7 +40,7 @@ def experiment_claims(runs: dict[str, list[Path]]) -> list[Claim]:
                     source=place_of(path),
                     command=run["command"],
                     machine=run["device"] or "",
-                    figure=place_of(image) if image.exists() else "",
+                    figure=figure_of(image),
                 )
                 claims.append(claim)
         # The paper's own setting, where only another one was run: a row to be tested.
@@ -60,8 +60,9 @@ def _base(run: Json) -> str:
 
 def _claims_of_run(name: str, run: Json) -> list[Claim]:
     section = SECTIONS[name]
-    base = _base(run)
-    with_base = "" if base == "paper" else f", with the {base} recipe"
+    with_base = ""
+    if _base(run) != "paper":
+        with_base = f", with the {_base(run)} recipe"
     claims = []
     for line in section["claims"]:
         for names in _names_of_run(name, line, run):
@@ -75,7 +76,7 @@ def _names_of_run(name: str, line: Json, run: Json) -> list[Json]:
     """The names that a line is filled with: each k of partitions, each token group of untrained; none twice."""
     if name == "partitions" and "{k}" in line["says"]:
         return [{"k": k} for k in run["statistics"]]
-    if name == "stochastic-depth" and len({row["p"] for row in run["rows"]}) == 1:
+    if name == "stochastic-depth" and len(set(column(run["rows"], "p"))) == 1:
         return []  # seeds at one p say nothing about a trend
     if name == "untrained" and line["number"][0] in ("by_training", "gain_over_null_by_training"):
         settings = run["settings"]
@@ -84,11 +85,8 @@ def _names_of_run(name: str, line: Json, run: Json) -> list[Json]:
         names = {"p": settings.get("p", 0.3), "k": settings.get("k", 3)}
         if "{group}" not in line["says"]:
             return [names]
-        groups = ["all"]
-        for row in run["rows"]:
-            if row["kind"] == "trained":
-                groups = list(row["similarity"]["means"])
-                break
+        trained = where(run["rows"], kind="trained")
+        groups = trained[0]["similarity"]["means"] if trained else ["all"]
         return [{**names, "group": group} for group in groups]
     return [{}]
 
@@ -97,13 +95,13 @@ def _claims_of_swaps(run: Json) -> list[Claim]:
     """A teacher of a sweep over p counts with the others; any other model is judged by itself, over images."""
     section = SECTIONS["swaps"]
     claims = []
-    if not run["rows"] or any(row.get("p") is not None for row in run["rows"]):
+    alone = where(run["rows"], p=None)
+    if not run["rows"] or len(alone) < len(run["rows"]):
         for line in section["claims"]:
             if not is_of_one(line):
                 claims.append(claim_of(line, section, number=number_of(line, run)))
-    for row in run["rows"]:
-        if row.get("p") is None:
-            claims += swaps_of_one(quantities.swaps_of_model(row))
+    for row in alone:
+        claims += swaps_of_one(quantities.swaps_of_model(row))
     return claims
 
 

@@ -59,8 +59,8 @@ def main(config: StochasticDepth) -> Json:
     rows = [{"cell": name, **result} for name, result in results.items()]
     of_rows = statistics(rows)
     found = {"rows": rows, "statistics": of_rows}
-    figure = figure_stochastic_depth(rows, of_rows) if rows else None
-    return write_result(config, "stochastic-depth", cells, found, _table(rows), figure)
+    draw = partial(figure_stochastic_depth, rows, of_rows)
+    return write_result(config, "stochastic-depth", cells, found, _table(rows), draw)
 
 
 def cell_name(p: float, seed: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from figures import figure_swaps
 from surrogates import chosen_data, cut_phases, open_teacher, precision_of, read_sweep, top1_accuracy
-from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_result
+from sweep import Json, SweepConfig, entry, markdown, read_config, run_cells, sum_of, write_result
 
 from raptor import InMemory, ViT, compare_pairs, iterate, measure_swaps, pick_device, swap_blocks
 
@@ -45,8 +45,7 @@ def main(config: Swaps) -> Json:
             cells[row["cell"]] = {**common, "model": str(folder), "p": row["p"]}
     results = run_cells(config, cells, partial(_swap, config))
     rows = [{"cell": name, **result} for name, result in results.items()]
-    figure = figure_swaps(rows) if rows else None
-    return write_result(config, "swaps", cells, {"rows": rows}, _table(rows), figure)
+    return write_result(config, "swaps", cells, {"rows": rows}, _table(rows), partial(figure_swaps, rows))
 
 
 @torch.no_grad()
@@ -125,7 +124,7 @@ def _table(rows: Sequence[Json]) -> str:
         turns = row["compared"]["all"]
         for means in (row["compared_accuracy"], turns, row["without_first_accuracy"], row["without_first"]):
             for kind in ("within", "across", "within_matched", "across_matched"):
-                line.append(means[kind] if means else None)
+                line.append(entry(means, kind))
         lines.append(line)
     return markdown(["teacher", "phases", *names], lines, optional=names)
 

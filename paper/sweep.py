@@ -115,9 +115,14 @@ def _check_options(path: Path, options: Json) -> None:
 
 
 def write_result(
-    config: SweepConfig, name: str, cells: Mapping[str, Json], found: Json, table: str, figure: Any = None
+    config: SweepConfig,
+    name: str,
+    cells: Mapping[str, Json],
+    found: Json,
+    table: str,
+    draw: Callable[[], Any] | None = None,
 ) -> Json:
-    """Write NAME.json, NAME.md and the figure, print the table, and return what NAME.json holds."""
+    """Write NAME.json, NAME.md and the figure (where some cell is done), print the table, and return the JSON."""
     # Imported here because `raptor` and torch take seconds, which --help need not wait for.
     import torch
 
@@ -137,16 +142,16 @@ def write_result(
         "experiment": name,
         "command": shlex.join(["python", *sys.argv]),
         "versions": {"python": python, "torch": torch.__version__, "raptor": raptor.__version__},
-        "device": ", ".join(dict.fromkeys(saved["device"] for saved in done)),
-        "cell_seconds": round(sum(saved["seconds"] for saved in done), 1),
+        "device": ", ".join(dict.fromkeys(column(done, "device"))),
+        "cell_seconds": round(sum(column(done, "seconds")), 1),
         "settings": config.options(),
         "missing": missing,
         **found,
     }
     write_json(folder / f"{name}.json", as_json(result))
     (folder / f"{name}.md").write_text(table + "\n")
-    if figure is not None:
-        figure.savefig(folder / f"{name}.png")
+    if draw is not None and done:
+        draw().savefig(folder / f"{name}.png")
     print(table)
     print(f"written to {folder / name}.json")
     return result
@@ -187,6 +192,19 @@ def entry(tree: Any, path: str) -> Any:
             return None
         tree = tree[int(name)] if isinstance(tree, list) else tree.get(name)
     return tree
+
+
+def where(rows: Sequence[Json], **wanted: Any) -> list[Json]:
+    """The rows that have these entries."""
+    found = list(rows)
+    for name, value in wanted.items():
+        found = [row for row in found if row[name] == value]
+    return found
+
+
+def column(rows: Sequence[Json], path: str) -> list[Any]:
+    """The entry of each row at `a/b/-1`; None for a row without one."""
+    return [entry(row, path) for row in rows]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from estimates import spread
 from figures import figure_recovery
 from surrogates import Pair, cut_phases, images_to_distil, make_surrogate, open_teacher, precision_of
-from sweep import Json, SweepConfig, markdown, read_config, run_cells, sum_of, write_result
+from sweep import Json, SweepConfig, column, entry, markdown, read_config, run_cells, sum_of, where, write_result
 
 from raptor import ViT, block_parameters, open_dense, open_vit, pick_device, probe
 
@@ -138,10 +138,10 @@ def _probes(vit: ViT, pair: Pair, options: Json, config: Table1) -> Json:
 def _dense_pair(task: str, options: Json, size: int) -> Pair:
     """Training and held-out frames of a dense task. The limits of the images hold only for scenes."""
     spec = options[task]
-    is_scenes = spec == "scenes"
-    train = open_dense(spec, "train", task, limit=options["limit"] if is_scenes else None, size=size)
-    held_out = open_dense(spec, "val", task, limit=options["val_images"] if is_scenes else None, size=size)
-    return train, held_out
+    if spec != "scenes":
+        return open_dense(spec, "train", task, size=size), open_dense(spec, "val", task, size=size)
+    train = open_dense(spec, "train", task, limit=options["limit"], size=size)
+    return train, open_dense(spec, "val", task, limit=options["val_images"], size=size)
 
 
 def summarise(teacher: Json | None, raptors: Sequence[Json]) -> list[Json]:
@@ -150,14 +150,14 @@ def summarise(teacher: Json | None, raptors: Sequence[Json]) -> list[Json]:
     if teacher is not None:
         scores = _task_scores([teacher], teacher)
         rows.append({"k": "teacher", "num_seeds": 1, "parameters": teacher["parameters"], "scores": scores})
-    for k in sorted({raptor["k"] for raptor in raptors}):
-        of_k = [raptor for raptor in raptors if raptor["k"] == k]
+    for k in sorted(set(column(raptors, "k"))):
+        of_k = where(raptors, k=k)
         first = of_k[0]
         r2: Json = {}
         for group in first["curves"]:
             r2[group] = {}
             for name in ("r2", "bounded_r2"):
-                r2[group][name] = spread([raptor["curves"][group][name][-1] for raptor in of_k])
+                r2[group][name] = spread(column(of_k, f"curves/{group}/{name}/-1"))
         row = {
             "k": str(k),
             "num_seeds": len(of_k),
@@ -165,9 +165,9 @@ def summarise(teacher: Json | None, raptors: Sequence[Json]) -> list[Json]:
             "scores": _task_scores(of_k, teacher),
             "phases": first["phases"],
             "r2": r2,
-            "r2_lowest": spread([raptor["r2_lowest"] for raptor in of_k]),
-            "recovery_head": spread([raptor["recovery_head"] for raptor in of_k]),
-            "recovery_ridge": spread([raptor["recovery"] for raptor in of_k]),
+            "r2_lowest": spread(column(of_k, "r2_lowest")),
+            "recovery_head": spread(column(of_k, "recovery_head")),
+            "recovery_ridge": spread(column(of_k, "recovery")),
         }
         rows.append(row)
     return rows
@@ -177,14 +177,14 @@ def _task_scores(models: Sequence[Json], teacher: Json | None) -> Json:
     """Scores by task, over the probes of models with several seeds."""
     found: Json = {}
     for task in models[0]["probes"]:
-        of_seeds = [model["probes"][task] for model in models]
+        of_seeds = column(models, f"probes/{task}")
         recovery = None
         if teacher is not None and task in teacher["probes"]:
             recovery = spread([share_kept(own, teacher["probes"][task]) for own in of_seeds])
         found[task] = {
-            **spread([own["score"] for own in of_seeds]),
+            **spread(column(of_seeds, "score")),
             "size": of_seeds[0]["size"],
-            "at_edge": sum(own["at_edge"] for own in of_seeds),
+            "at_edge": sum(column(of_seeds, "at_edge")),
             "recovery": recovery,
         }
     return found
@@ -218,7 +218,7 @@ def table(rows: Sequence[Json]) -> str:
             line.append(shown(score["recovery"], percent=True, unit=" %"))
             line.append(f"{PUBLISHED[row['k']][place]:g}" if row["k"] in PUBLISHED else None)
         line.append(shown(row.get("recovery_ridge"), percent=True, unit=" %"))
-        line.append(shown(row["r2"]["all"]["r2"]) if "r2" in row else None)
+        line.append(shown(entry(row, "r2/all/r2")))
         lines.append(line)
     return markdown([*columns, "ridge probe, recovery", "R2 last"], lines)
 
@@ -227,12 +227,11 @@ def shown(found: Json | None, percent: bool = False, unit: str = "") -> str | No
     """`mean ± deviation`; None where there is no mean."""
     if found is None or found["mean"] is None:
         return None
-    scale = 100 if percent else 1
-    digits = 1 if percent else 3
-    text = f"{scale * found['mean']:.{digits}f}"
-    if found["deviation"] is not None:
-        text += f" ± {scale * found['deviation']:.{digits}f}"
-    return text + unit
+    texts = []
+    for value in (found["mean"], found["deviation"]):
+        if value is not None:
+            texts.append(f"{100 * value:.1f}" if percent else f"{value:.3f}")
+    return " ± ".join(texts) + unit
 
 
 if __name__ == "__main__":

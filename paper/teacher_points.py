@@ -14,7 +14,7 @@ import numpy as np
 import quantities
 from numpy.typing import ArrayLike
 from run_claims import find_runs
-from sweep import Json, entry
+from sweep import Json, column, entry, where
 from verdict import ROOT, read
 from witness import contrast
 
@@ -129,10 +129,9 @@ def similarity_by_training() -> list[Json]:
     for make, run in _runs_of("untrained"):
         if quantities.is_briefly_trained(run["settings"]):
             continue
-        untrained = fmean(entry(row, path) for row in run["rows"] if row["kind"] == UNTRAINED)
-        for row in run["rows"]:
-            if row["kind"] == TRAINED:
-                found.append(point(make, entry(row, path) - untrained))
+        untrained = fmean(column(where(run["rows"], kind=UNTRAINED), path))
+        for row in where(run["rows"], kind=TRAINED):
+            found.append(point(make, entry(row, path) - untrained))
     return found
 
 
@@ -140,9 +139,8 @@ def followed_untrained() -> list[Json]:
     """The bounded R2 of the last layer with which three tied blocks follow each untrained network."""
     found = []
     for make, run in _runs_of("untrained"):
-        for row in run["rows"]:
-            if row["kind"] == UNTRAINED:
-                found.append(point(make, row["raptor"]["bounded_r2_last"], UNTRAINED))
+        for row in where(run["rows"], kind=UNTRAINED):
+            found.append(point(make, row["raptor"]["bounded_r2_last"], UNTRAINED))
     return found
 
 
@@ -150,8 +148,8 @@ def max_cut_of_two() -> list[Json]:
     """The share that two blocks keep of a teacher on tiny-imagenet, by the teacher's own head."""
     partitions = read(PAPER / "partitions" / "partitions.json")["rows"]
     sweep = read(PAPER / "stochastic-depth" / "stochastic-depth.json")["rows"]
-    (surrogate,) = [row for row in partitions if row["k"] == 2 and row["way"] == "maxcut"]
-    (teacher,) = [row for row in sweep if row["cell"] == "p0-s0"]
+    (surrogate,) = where(partitions, k=2, way="maxcut")
+    (teacher,) = where(sweep, cell="p0-s0")
     kept = surrogate["accuracy"] / teacher["teacher"]["accuracy"]
     return [point(MAKES["tiny-imagenet-100"], kept)]
 

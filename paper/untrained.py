@@ -48,8 +48,7 @@ def main(config: Untrained) -> Json:
             cells[f"{kind}-s{seed}"] = {**common, "kind": kind, "seed": seed}
     results = run_cells(config, cells, partial(_train, config))
     rows = list(results.values())
-    figure = figure_untrained(rows) if rows else None
-    return write_result(config, "untrained", cells, {"rows": rows}, _table(rows), figure)
+    return write_result(config, "untrained", cells, {"rows": rows}, _table(rows), partial(figure_untrained, rows))
 
 
 def _train(config: Untrained, options: Json) -> Json:

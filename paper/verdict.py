@@ -71,7 +71,8 @@ class Claim:
 
     def to_dict(self) -> Json:
         saved = dict(vars(self))
-        saved["number"] = None if self.number is None else vars(self.number)
+        if self.number is not None:
+            saved["number"] = vars(self.number)
         saved["untrained"] = [{**vars(number), "cut": cut} for number, cut in self.untrained]
         return {**saved, "untrained_too": self.untrained_too, "verdict": str(self.verdict)}
 
@@ -82,14 +83,16 @@ def judge(number: Number | None, above: float | None, below: float | None) -> Ve
         return Verdict.NOT_TESTED
     if number.num < _ENOUGH[number.basis] or number.lower is None or number.upper is None:
         return Verdict.UNDETERMINED
-    if above is None:
-        above = -inf
-    if below is None:
-        below = inf
+    above, below = bounds_of(above, below)
     if number.lower > above and number.upper < below:
         return Verdict.AGREES
     is_outside = number.upper <= above or number.lower >= below
     return Verdict.DISAGREES if is_outside else Verdict.UNDETERMINED
+
+
+def bounds_of(above: float | None, below: float | None) -> tuple[float, float]:
+    """The bounds as numbers: a bound that a claim lacks is infinite."""
+    return -inf if above is None else above, inf if below is None else below
 
 
 def claim_of(line: Json, section: Json, says: str | None = None, **given: Any) -> Claim:
@@ -110,6 +113,11 @@ def read(path: Path) -> Json:
 def place_of(path: Path) -> str:
     """The path as it stands in claims.json: below the repository where it is there."""
     return os.path.relpath(path, ROOT) if path.resolve().is_relative_to(ROOT) else str(path)
+
+
+def figure_of(image: Path) -> str:
+    """The picture beside a result as it stands in claims.json; empty where there is none."""
+    return place_of(image) if image.exists() else ""
 
 
 def number_of(line: Json, run: Json, **names: object) -> Number | None:

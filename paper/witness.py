@@ -17,19 +17,16 @@ from sweep import Json, read_config, write_json
 
 from raptor import find_phases, smooth_matrix, within_and_across
 
-_ROUNDING = 0.005
+_ROUNDING = 0.005  # the authors' file has two decimals
 NUM_IMAGES = 10_000
-_CUTS = (2, 3, 4)
 
 
 @dataclass(kw_only=True)
 class Witness:
     """What follows from the authors' matrix: gamma, the turn of the last block, and the phases."""
 
-    csv: str
-    """The authors' matrix of distances."""
-    out: str = "docs/results/dynamics/authors-vitb.json"
-    """The file to write."""
+    csv: str  # the authors' matrix of distances
+    out: str = "docs/results/dynamics/authors-vitb.json"  # the file to write
 
 
 def main(config: Witness) -> Json:
@@ -43,13 +40,19 @@ def witness(distance: ArrayLike) -> Json:
     d = np.asarray(distance, dtype=np.float64)
     if d.ndim != 2 or d.shape[0] != d.shape[1]:
         raise ValueError(f"the matrix of distances must be square, got {d.shape}: give the authors' CSV file")
-    similarity, before = 1 - d, float(1 - d[-2, -1])
+    similarity = 1 - d
+    before = float(similarity[-2, -1])
+    phases = {}
+    above_smooth = {}
+    for k in (2, 3, 4):
+        phases[str(k)] = list(find_phases(similarity, k).lengths)
+        above_smooth[str(k)] = contrast(similarity, k) - contrast(smooth_matrix(similarity), k)
     return {
         "gamma": similarity[:, -1].round(6).tolist(),
         "last_turn": acos(before),
         "last_turn_ends": [acos(before + _ROUNDING), acos(before - _ROUNDING)],
-        "phases": {str(k): list(find_phases(similarity, k).lengths) for k in _CUTS},
-        "above_smooth": {str(k): contrast(similarity, k) - contrast(smooth_matrix(similarity), k) for k in _CUTS},
+        "phases": phases,
+        "above_smooth": above_smooth,
         "model": "DINOv2 ViT-B/14 with registers",
         "num_images": NUM_IMAGES,
     }

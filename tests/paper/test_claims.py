@@ -36,6 +36,8 @@ def test_the_interval_decides_between_three_verdicts() -> None:
     assert judge(CLEAR, 0.7, None) is judge(CLEAR, None, 0.3) is DISAGREES
     assert judge(CLEAR, 0.45, None) is judge(CLEAR, 0, 0.55) is UNDETERMINED
     assert judge(CLEAR, 0, 0.7) is AGREES
+    at = Number(5, 5, 5, "counted")
+    assert judge(at, 5, None) is judge(at, None, 5) is DISAGREES
 
 
 def test_fewer_than_three_seeds_or_no_interval_can_only_be_undetermined() -> None:
@@ -48,29 +50,13 @@ def test_fewer_than_three_seeds_or_no_interval_can_only_be_undetermined() -> Non
     assert judge(replace(CLEAR, basis="images", num=64), 0, None) is AGREES
 
 
-def test_the_rule_is_symmetric_at_a_smaller_budget() -> None:
+def test_a_smaller_budget_excuses_nothing_and_another_meaning_is_neither_for_nor_against() -> None:
     small = replace(CLEAR, smaller_budget=True)
-    assert judge(small, 0, None) is AGREES
-    assert judge(small, 0.9, None) is DISAGREES
-    assert judge(replace(small, num=1), 0.9, None) is UNDETERMINED
+    assert judge(small, 0, None) is AGREES and judge(small, 0.9, None) is DISAGREES
     assert judge(None, 0, None) is judge(replace(CLEAR, value=None), 0, None) is NOT_TESTED
-
-
-def test_a_number_that_means_something_else_is_neither_for_nor_against() -> None:
     for above in (0, 0.9):
         claim = Claim(place="Figure 6", says="gamma", number=CLEAR, above=above, not_comparable="other depth")
         assert claim.verdict is NOT_COMPARABLE
-
-
-def test_no_row_of_figure_11_rests_on_one_trained_model(committed: Json) -> None:
-    rows = [claim for claim in committed["claims"] if claim["number"] and claim["number"]["basis"] == "twins"]
-    assert len(rows) == 6 and {claim["verdict"] for claim in rows} == {UNDETERMINED}
-
-
-def test_a_counted_number_on_its_bound_does_not_meet_it() -> None:
-    at = Number(5, 5, 5, "counted")
-    assert judge(at, 5, None) is judge(at, None, 5) is DISAGREES
-    assert judge(at, 4.5, None) is AGREES
 
 
 def test_every_number_of_the_claims_is_a_function() -> None:
@@ -105,15 +91,6 @@ def test_every_estimate_stands_in_the_file_it_is_said_to_come_from(committed: Js
         number = claim["number"]
         if "dynamics/" in claim["source"] and number and number["basis"] == "images":
             assert str(number["num"]) in (ROOT / claim["source"]).read_text()
-
-
-def test_one_seed_is_never_a_verdict_and_every_verdict_has_its_interval(committed: Json) -> None:
-    decided = [claim for claim in committed["claims"] if claim["verdict"] in (AGREES, DISAGREES)]
-    assert decided
-    for claim in decided:
-        number = claim["number"]
-        assert number["lower"] is not None and number["upper"] is not None
-        assert number["num"] >= {"images": 16, "seeds": 3, "runs": 3, "counted": 0}[number["basis"]]
 
 
 def test_two_runs_of_an_experiment_on_the_same_data_are_told_apart(sweep_folder: Path, tmp_path: Path) -> None:
@@ -173,12 +150,8 @@ def write(folder: Path, **models: Json) -> list[Claim]:
     ("key", "holds", "fails"),
     [
         ("norm.smallest_step.cls", 1.1, 0.9),
-        ("gamma.late_acceleration.patches", 0.1, -0.1),
         ("speed.registers_minus_slowest_other", -0.1, 0.1),
-        ("sensitivity.slope.patches", -0.3, 0.1),
         ("rank.stable_late.patches", 6.0, 1.5),
-        ("dmd.ratio.spectral_radius.cls", 0.95, 1.05),
-        ("attraction.last_minus_least_before.all", -0.1, 0.1),
         ("attraction.layers_7_10.all", 0.9, 1.1),
     ],
 )
@@ -221,7 +194,9 @@ def test_three_untrained_seeds_tell_what_training_made_of_one_model() -> None:
     model = model_with(**{key: (0.3, 0.34, 256)})
 
     def number(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> Any:
-        twins = [{**model_with(**{key: (value, value, 64)}), "seed": seed} for seed, value in zip(seeds, values)]
+        twins = [
+            (Path(), {**model_with(**{key: (value, value, 64)}), "seed": seed}) for seed, value in zip(seeds, values)
+        ]
         return model_claims._difference(model, twins, key)
 
     found = number(0.1, 0.12, 0.08)

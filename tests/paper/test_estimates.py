@@ -59,12 +59,9 @@ def test_the_bootstrap_interval_is_the_percentiles_over_resampled_pairs() -> Non
     assert found["lower"] < found["value"] < found["upper"]
 
 
-def test_a_resample_that_does_not_vary_is_left_out_of_the_interval() -> None:
-    found = correlation([0.0, 0.0, 1.0], [1.0, 2.0, 4.0])["pearson"]
-    assert np.isfinite([found["lower"], found["upper"]]).all()
-
-
 def test_a_side_that_does_not_vary_has_no_correlation() -> None:
+    found = correlation([0.0, 0.0, 1.0], [1.0, 2.0, 4.0])["pearson"]  # some of the resamples do not vary
+    assert np.isfinite([found["lower"], found["upper"]]).all()
     found = correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0])
     assert found["pearson"] is None and found["spearman"] is None
     assert correlation([1.0, 2.0], [1.0, 2.0])["pearson"] is None

@@ -94,22 +94,6 @@ def test_each_ablation_row_adds_one_ingredient() -> None:
     assert [recipe["stage1_share"] for recipe in recipes] == [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
-def test_the_ablation_table_says_over_how_many_seeds_each_row_is() -> None:
-    """Rows of a sweep that is not done yet are means over different seeds."""
-
-    def row(name: str, seed: int, accuracy: float) -> dict[str, Any]:
-        refit = dict(accuracy=accuracy + 0.1, teacher_accuracy=0.9) if name == "5-joint" else None
-        none = dict.fromkeys(("probe", "teacher_probe", "agreement", "r2_last", "r2_lowest"))
-        return dict(row=name, seed=seed, accuracy=accuracy, refit=refit, teacher_accuracy=0.8, num_steps={}, **none)
-
-    found = [("1-teacher-forcing", 0, 0.2), ("1-teacher-forcing", 1, 0.4), ("5-joint", 0, 0.5)]
-    lines = ablation.summarise([row(*one) for one in found])
-    assert [(line["number"], line["num_seeds"]) for line in lines] == [("1", 2), ("5", 1), ("6", 1)]
-    assert lines[0]["deviation"] == pytest.approx(0.02**0.5) and lines[1]["deviation"] is None
-    assert "| 1 | teacher forcing only | 0.300 | 0.141 | 2 |" in ablation.table(lines)
-    assert "seeds" not in ablation.table(lines[1:])  # one seed each
-
-
 def test_ablation_rows_have_equal_steps_and_the_untouched_head(
     teacher: str, tiny: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -215,15 +199,6 @@ def test_partitions_against_brute_force(sweep_folder: Path, tiny: dict[str, Any]
     config.num_random = 1
     with pytest.raises(ValueError, match="another plan"):
         partitions.main(config)
-
-
-def test_ten_random_partitions_at_k_2_of_12_layers_are_all_the_others() -> None:
-    layers = np.arange(12)
-    matrix = np.exp(-np.abs(layers[:, None] - layers) / 5.0)
-    ways = partitions.choose_partitions(matrix, 2, 10, seed=0)
-    assert sorted([ways["maxcut"], *ways["random"]]) == [[n, 12 - n] for n in range(1, 12)]
-    ways = partitions.choose_partitions(matrix, 3, 10, seed=0)
-    assert len({tuple(p) for p in ways["random"]}) == 10 and all(sum(p) == 12 for p in ways["random"])
 
 
 def test_statistics_of_partitions_by_hand() -> None:
