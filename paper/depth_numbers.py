@@ -34,40 +34,23 @@ _ENDS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
 class DepthNumbers:
     """`raptor dynamics` on a model; the numbers behind the claims stand in its dynamics.json under `estimates`."""
 
-    model: str
-    """The model."""
-    data: list[str]
-    """The images."""
-    out: str
-    """Folder for dynamics.json and the figures."""
-    weights: str | None = None
-    """A local weight file for the model."""
-    pretrained: bool = True
-    """False measures the same model untrained."""
-    layer_scale: float | None = None
-    """What LayerScale starts from in an untrained model."""
-    size: int | None = None
-    """Side of the images; by default the model's own."""
-    num_images: int = 1024
-    """Images that are measured."""
-    sample_images: int = 64
-    """Images of the costly parts: ranks of updates and perturbations."""
-    num_classes: int = 5
-    """Classes whose basins are measured."""
-    stability: bool = True
-    """Also follow perturbed states."""
-    k: int = 3
-    """Phases, by max-cut."""
-    phases: list[int] | None = None
-    """Phase lengths instead."""
-    seed: int = 0
-    """Of the perturbations, and of the weights of an untrained model."""
-    batch_size: int = 32
-    """Images per batch."""
-    num_workers: int | None = None
-    """Processes that decode images."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
+    model: str  # the model
+    data: list[str]  # the images
+    out: str  # folder for dynamics.json and the figures
+    weights: str | None = None  # a local weight file for the model
+    pretrained: bool = True  # false measures the same model untrained
+    layer_scale: float | None = None  # what LayerScale starts from in an untrained model
+    size: int | None = None  # side of the images; by default the model's own
+    num_images: int = 1024  # images that are measured
+    sample_images: int = 64  # images of the costly parts: ranks of updates and perturbations
+    num_classes: int = 5  # classes whose basins are measured
+    stability: bool = True  # also follow perturbed states
+    k: int = 3  # phases, by max-cut
+    phases: list[int] | None = None  # phase lengths instead
+    seed: int = 0  # of the perturbations, and of the weights of an untrained model
+    batch_size: int = 32  # images per batch
+    num_workers: int | None = None  # processes that decode images
+    device: str = "auto"  # auto, cpu or cuda
 
 
 def main(config: DepthNumbers) -> Json:

@@ -25,11 +25,13 @@ class Tiny(SweepConfig):
 
 def test_the_scripts_use_only_what_the_library_exports() -> None:
     import raptor
+    from raptor import dynamics
     from raptor.config import COMMANDS
 
     exported = {
         "raptor": set(raptor.__all__) | {"__version__"},
         "raptor.commands": {name.replace("-", "_") for name in COMMANDS},
+        "raptor.dynamics": set(dynamics.__all__),
     }
     for path in PAPER.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
