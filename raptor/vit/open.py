@@ -48,10 +48,7 @@ from raptor.vit.weights import (
 Source = str | Path | nn.Module | ViT
 """A name, a file, a folder, a module, or an opened model."""
 
-_FLAGS = {
-    *("weights", "pretrained", "layer_scale", "size", "blocks", "norm", "cls", "registers", "head_classes", "dtype"),
-    *("trust_hub", "name"),
-}
+_FLAGS = {"weights", "pretrained", "layer_scale", "size", "trust_hub"}
 """The options that are flags of commands, too."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -111,11 +108,12 @@ def open_vit(
     if not pretrained:
         building["pretrained"] = False
     if isinstance(source, Result):
-        result = source
-        # The surrogate of a distillation, or the run folder of another result.
-        source = getattr(result, "surrogate", None) or folder_of(result)
-        if isinstance(source, Result):
-            raise ValueError(f"a {type(result).__name__} holds no model: give what distill returned, or a run folder")
+        made = getattr(source, "surrogate", None)
+        if not isinstance(made, ViT):  # not the result of a distillation
+            made = folder_of(source)
+        if isinstance(made, Result):
+            raise ValueError(f"a {type(source).__name__} holds no model: give what distill returned, or a run folder")
+        source = made
     # Its structure has been found already: other options would describe another model.
     if isinstance(source, ViT):
         options = dict(weights=weights, size=size, preprocess=preprocess, name=name, **vars(structure), **building)

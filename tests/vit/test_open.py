@@ -54,10 +54,10 @@ def test_a_module_and_an_opened_model_stay_on_their_device(monkeypatch: pytest.M
     ("source", "options", "message"),
     [
         ("view", dict(size=32), "size cannot be given for a model that is already opened"),
-        ("view", dict(dtype="bf16", name="mine"), "--name, --dtype cannot be given for a model that is already opened"),
-        ("view", dict(blocks="blocks", cls=1), "--blocks, --cls cannot be given"),
+        ("view", dict(dtype="bf16", name="mine"), "name, dtype cannot be given for a model that is already opened"),
+        ("view", dict(blocks="blocks", cls=1), "blocks, cls cannot be given"),
         ("scenes", dict(blocks="blocks"), "blocks cannot be given for scenes"),
-        ("scenes", dict(registers=2, norm="norm"), "--norm, --registers cannot be given"),
+        ("scenes", dict(registers=2, norm="norm"), "norm, registers cannot be given"),
         ("scenes", dict(pretrained=False), "pretrained cannot be given"),
         ("scenes", dict(num_classes=3, depth=4), "num_classes, depth cannot be given"),
         ("module", dict(num_classes=3), "num_classes cannot be given for a module of your own"),
