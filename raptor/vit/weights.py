@@ -67,6 +67,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         # A file of a few bytes can hold a tensor of any size that repeats one value.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"{path}: {name} has more values than the file holds: save it contiguous")
+        # Numbers of 8 bits are quantised weights without their scales; `fit_weights` refuses whole ones.
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(f"{path}: {name} holds {kind} numbers: give weights in fp32, fp16 or bf16")
         # One precision for what follows: fingerprints, comparisons and measured norms.
         if tensor.is_floating_point():
             tensors[name] = tensor.float()

@@ -79,12 +79,13 @@ def test_a_norm_that_is_not_there_and_weights_of_another_shape_are_one_line(tmp_
     assert "\n" not in str(error.value)
 
 
-def test_integer_weights_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+def test_weights_of_8_bits_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     vit = tiny_timm()
     state = dict(vit.model.state_dict())
-    state["norm.weight"] = state["norm.weight"].to(torch.int8)
+    state["norm.weight"] = state["norm.weight"].to(getattr(torch, kind))
     save_file(state, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match=r"norm\.weight holds int8 numbers"):
+    with pytest.raises(ValueError, match=rf"norm\.weight holds {kind} numbers"):
         open_vit(vit.model, weights=str(tmp_path / "weights.safetensors"))
 
 
