@@ -18,6 +18,7 @@ from raptor.vit.names import ASSETS
 from raptor.vit.open import DTYPES, Source, open_vit, refuse_options
 from raptor.vit.origin import Arguments, Opened
 from raptor.vit.saved import describe_surrogate, find_teacher_files, saved_folder
+from raptor.vit.stated import check_size
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
 
@@ -171,6 +172,7 @@ def _open_recorded(
         )
     # The name of the teacher is from a file, which may be a stranger's.
     check_recorded(name, made_from.kwargs, f"{source}: its config.json", trust_hub)
+    check_size(made_from.size)
     of_teacher = saved_folder(name)
     if folder is not None and of_teacher is not None:
         if folder.parent == ASSETS != of_teacher.parent:  # a folder of the built-in teacher's name is here
