@@ -264,5 +264,5 @@ def _draw_grid(
                 pixels = values.unflatten(0, found.grid).numpy()
                 cell.imshow(pixels, cmap="inferno", vmin=0, vmax=most, interpolation="nearest")
             cell.set_xlabel(words, fontsize=7, labelpad=1)
-    figure.suptitle(title)
+    figure.suptitle(title, wrap=True)  # few layers make a narrow figure
     return figure

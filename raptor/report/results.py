@@ -125,7 +125,7 @@ class Results:
         is_run = bool(self.config) or saved_folder(str(self.folder)) is not None
         subject = None
         split = "val"
-        if self.phases is not None:
+        if self.phases is not None and self.phases.models:
             subject = self.phases.subject
             split = self.phases.models[0].split
         elif self.dynamics is not None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 from safetensors.torch import save_file
+from tiny_certified import plain_vit, two_class_batches
 from tiny_images import save_array, write_tree
 
 from raptor.certificate.heads import head_batches, prediction_hits, resolve_head
@@ -18,28 +18,8 @@ from raptor.certificate.measure import certify
 from raptor.certificate.ridge import accuracy, collect_features, fit_ridge
 from raptor.data import ImageData, open_data
 from raptor.data.split import choice_split
-from raptor.data.stream import Batch, iterate
+from raptor.data.stream import iterate
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.vit.open import open_vit
-from raptor.vit.view import ViT
-
-
-def tiny_vit(num_classes: int = 0) -> ViT:
-    torch.manual_seed(0)
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=num_classes
-    )
-    return open_vit(model.eval())
-
-
-def tiny_batches(num_batches: int = 3, labels: bool = True) -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for i in range(num_batches):
-        label = torch.arange(8) % 2
-        images = torch.randn(8, 3, 32, 32, generator=generator) + label[:, None, None, None]
-        made.append(Batch(images, label if labels else None, torch.arange(8) + 8 * i))
-    return made
 
 
 def test_accuracy_and_agreement() -> None:
@@ -51,11 +31,11 @@ def test_accuracy_and_agreement() -> None:
 
 
 def test_order_of_heads(tmp_path: Path) -> None:
-    vit, cache, batches = tiny_vit(), tmp_path / "head.safetensors", tiny_batches()
-    own, _ = resolve_head(tiny_vit(num_classes=5), batches)
+    vit, cache, batches = plain_vit(), tmp_path / "head.safetensors", two_class_batches()
+    own, _ = resolve_head(plain_vit(num_classes=5), batches)
     assert own is not None and own.source == "own"
     with pytest.raises(ValueError, match="no head at nowhere"):
-        resolve_head(tiny_vit(num_classes=5), batches, file="nowhere.safetensors")
+        resolve_head(plain_vit(num_classes=5), batches, file="nowhere.safetensors")
 
     ridge, reason = resolve_head(vit, batches, cache=cache)
     assert ridge is not None and ridge.source == "ridge" and "24 training images" in reason and cache.is_file()
@@ -71,18 +51,18 @@ def test_order_of_heads(tmp_path: Path) -> None:
     assert kept is not None and kept.linear is not None
     torch.testing.assert_close(kept.linear.weight, ridge.linear.weight, rtol=0, atol=0)
 
-    for model in (vit, tiny_vit(num_classes=5)):  # a head that is asked for comes before the model's own
+    for model in (vit, plain_vit(num_classes=5)):  # a head that is asked for comes before the model's own
         given, _ = resolve_head(model, batches, file=cache)
         assert given is not None and given.source == "file"
 
-    none, reason = resolve_head(vit, tiny_batches(labels=False))
+    none, reason = resolve_head(vit, two_class_batches(labels=False))
     assert none is None and "no labels" in reason
     none, reason = resolve_head(vit)
     assert none is None and "no training data" in reason
 
 
 def test_images_of_a_ridge_head_grow_with_the_classes_and_leave_out_what_probes_choose_on() -> None:
-    vit, data = tiny_vit(), open_data("scenes", "train", size=28)
+    vit, data = plain_vit(), open_data("scenes", "train", size=28)
     _, choice = choice_split(data.names)
     chosen = {data.names[i] for i in choice}
     batches = head_batches(vit, data, 8)
@@ -119,7 +99,7 @@ class Stream(list):
     """Batches that say which images they are of, as an image stream does."""
 
     def __init__(self, name: str, num_batches: int, classes: tuple[str, ...] = ("a", "b")) -> None:
-        super().__init__(tiny_batches(num_batches))
+        super().__init__(two_class_batches(num_batches))
         self.data = Images(name, list(classes))
         self.num_images, self.num_passes = 8 * num_batches, 0
 
@@ -129,7 +109,7 @@ class Stream(list):
 
 
 def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> None:
-    vit, cache = tiny_vit(), tmp_path / "head.safetensors"
+    vit, cache = plain_vit(), tmp_path / "head.safetensors"
 
     def is_fitted(stream: Stream, **options) -> bool:
         """Whether a head is fitted now; what is said about it is the same either way."""
@@ -156,7 +136,7 @@ def test_a_kept_ridge_head_is_fitted_again_for_other_images(tmp_path: Path) -> N
 
 
 def test_a_kept_ridge_head_is_fitted_again_for_other_images_of_the_same_name(tmp_path: Path) -> None:
-    vit, cache, data = tiny_vit(), tmp_path / "head.safetensors", open_data("scenes", "train", size=28)
+    vit, cache, data = plain_vit(), tmp_path / "head.safetensors", open_data("scenes", "train", size=28)
     data = data.select(choice_split(data.keys)[0])  # all of these are fitted on
 
     def weight_for(images: ImageData) -> torch.Tensor:
@@ -178,13 +158,13 @@ def test_a_kept_ridge_head_is_fitted_again_for_other_images_of_the_same_name(tmp
 def test_images_of_one_class_give_no_head(tmp_path: Path) -> None:
     """Every head would be right about all of them."""
     write_tree(tmp_path, [f"only/{i}.png" for i in range(4)])
-    vit = tiny_vit()
+    vit = plain_vit()
     head, reason = resolve_head(vit, head_batches(vit, open_data(str(tmp_path), "all"), 4))
     assert head is None and reason.endswith(f"{tmp_path} has one class only")
 
 
 def test_heads_of_other_tasks_and_layers_are_refused(tmp_path: Path) -> None:
-    model = tiny_vit()
+    model = plain_vit()
     weight, bias = torch.randn(3, 2 * model.dim), torch.zeros(3)
     for metadata, message in (
         ({"task": "depth", "layer": str(model.num_layers)}, "is of the task depth"),
@@ -196,7 +176,7 @@ def test_heads_of_other_tasks_and_layers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_certificate_says_that_a_head_names_no_classes(tmp_path: Path) -> None:
-    model = tiny_vit()
+    model = plain_vit()
     for i in range(6):
         save_array(tmp_path / "data" / "abc"[i % 3] / f"{i}.png", np.full((32, 32, 3), 40 * i, dtype=np.uint8))
     batches = iterate(open_data(str(tmp_path / "data"), "all"), model.preprocess, 6)

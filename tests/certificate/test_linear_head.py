@@ -9,30 +9,11 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from tiny_certified import blobs, plain_vit
 
 from raptor.certificate.linear_head import LinearHead, own_linear_head
 from raptor.certificate.ridge import fit_ridge
 from raptor.vit.open import open_vit
-from raptor.vit.view import ViT
-
-
-def blobs(
-    num: int = 120, dim: int = 9, num_classes: int = 4, noise: float = 1.0, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(num) % num_classes
-    centres = torch.randn(num_classes, dim, generator=torch.Generator().manual_seed(99))
-    features = centres[labels] + noise * torch.randn(num, dim, generator=generator)
-    return features * torch.linspace(0.1, 30, dim) + 5, labels
-
-
-def tiny_vit(num_classes: int = 0) -> ViT:
-    torch.manual_seed(0)
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=num_classes
-    )
-    return open_vit(model.eval())
 
 
 def test_head_files(tmp_path: Path) -> None:
@@ -59,7 +40,7 @@ def test_a_models_own_head_as_one_on_cls_and_mean_patch(options: dict[str, objec
     with torch.no_grad():
         states, output = vit.record(images)
         torch.testing.assert_close(head(vit.features(states[-1])), output, rtol=1e-4, atol=1e-5)
-    assert own_linear_head(tiny_vit(), images) is None
+    assert own_linear_head(plain_vit(), images) is None
 
 
 @pytest.mark.parametrize("name", ["head.safetensors", "head.pth"])

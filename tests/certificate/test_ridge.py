@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import timm
 import torch
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
+from tiny_certified import blobs, plain_vit, two_class_batches
 
 from raptor.certificate import ridge
 from raptor.certificate.ridge import accuracy, collect_features, fit_ridge
-from raptor.data.stream import Batch
-from raptor.vit.open import open_vit
-from raptor.vit.view import ViT
-
-
-def blobs(
-    num: int = 120, dim: int = 9, num_classes: int = 4, noise: float = 1.0, seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(num) % num_classes
-    centres = torch.randn(num_classes, dim, generator=torch.Generator().manual_seed(99))
-    features = centres[labels] + noise * torch.randn(num, dim, generator=generator)
-    return features * torch.linspace(0.1, 30, dim) + 5, labels
 
 
 @pytest.mark.parametrize("alpha", [0.5, 40.0])
@@ -79,26 +65,8 @@ def test_bad_labels_are_refused() -> None:
         fit_ridge(features, labels, 3)
 
 
-def tiny_vit(num_classes: int = 0) -> ViT:
-    torch.manual_seed(0)
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=3, num_heads=2, num_classes=num_classes
-    )
-    return open_vit(model.eval())
-
-
-def tiny_batches(num_batches: int = 3, labels: bool = True) -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for i in range(num_batches):
-        label = torch.arange(8) % 2
-        images = torch.randn(8, 3, 32, 32, generator=generator) + label[:, None, None, None]
-        made.append(Batch(images, label if labels else None, torch.arange(8) + 8 * i))
-    return made
-
-
 def test_features_are_the_normed_cls_and_mean_patch() -> None:
-    vit, batches = tiny_vit(num_classes=5), tiny_batches()
+    vit, batches = plain_vit(num_classes=5), two_class_batches()
     features, labels = collect_features(vit, batches)
     images = torch.cat([b.images for b in batches])
     with torch.no_grad():
@@ -106,4 +74,4 @@ def test_features_are_the_normed_cls_and_mean_patch() -> None:
         expected = torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], dim=1)
         torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
     assert labels is not None and labels.tolist() == [0, 1] * 12
-    assert collect_features(tiny_vit(), tiny_batches(labels=False))[1] is None
+    assert collect_features(plain_vit(), two_class_batches(labels=False))[1] is None

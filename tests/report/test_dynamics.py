@@ -47,11 +47,6 @@ def test_models_and_images_are_named_and_very_few_told_of(committed: Results) ->
     assert "3 training images of d at 24 px. Measured on very few images (3), so other images may give" in html
 
 
-def test_without_dynamics_there_is_a_hint(committed: Results) -> None:
-    section = dynamics(Results(committed.folder))
-    assert section.charts == [] and section.hint is not None and section.hint.startswith("raptor dynamics")
-
-
 def test_eigenvalues_are_finite_and_those_of_both_fits(committed: Results) -> None:
     assert committed.dynamics is not None
     modes = committed.dynamics.teacher.modes.groups["cls"]

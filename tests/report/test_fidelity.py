@@ -51,23 +51,6 @@ def test_a_summary_gives_curves_and_asks_for_the_certificate(committed: Results)
     assert section.hint == "raptor evaluate"
 
 
-def test_without_a_surrogate_there_is_a_hint(committed: Results) -> None:
-    section = fidelity(Results(committed.folder))
-    assert section.charts == [] and section.hint == "raptor distill"
-
-
-def test_the_curves_of_the_certificate_are_drawn(full_run: Path, tmp_path: Path) -> None:
-    certificate = Certificate.read(full_run)
-    figure = drawn("certificate", certificate_charts(certificate), certificate.source())
-    axes = figure.axes[0]
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    np.testing.assert_allclose(lines["cls"].get_ydata(), certificate.curves.r2["cls"])
-    np.testing.assert_allclose(lines["null: linear map per phase"].get_ydata(), certificate.nulls["linear"].r2["all"])
-    assert [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 2] == [3.5, 6.5]
-    figure.savefig(tmp_path / "certificate.png")
-    assert (tmp_path / "certificate.png").stat().st_size > 10_000
-
-
 def test_another_teacher_is_named_with_the_images(committed: Results) -> None:
     saved = Certificate.read_file(RESULTS / "dinov2s-732-certificate.json")
     name = f"m2{OTHER_TEACHER}"

@@ -111,17 +111,6 @@ def test_modes_have_a_point_per_rank_and_a_plane_per_group_and_model(
     assert titles == [[f"{g}, {side}" for g in ("cls", "registers", "patches")] for side in ("teacher", "surrogate")]
 
 
-def test_basins_are_in_percent_and_paths_on_two_components(teacher: DynamicsResult, charts: list[Chart]) -> None:
-    assert teacher.basins is not None
-    groups = teacher.basins.groups
-    lines = {line.get_label(): line.get_ydata() for line in drawn("dynamics-basins", charts).axes[0].get_lines()}
-    np.testing.assert_allclose(lines["patches, teacher"], 100 * groups["patches"].accuracy)
-    assert [100 * teacher.basins.chance] * 2 in [list(line) for line in lines.values()]
-    axes = drawn("dynamics-paths", charts).axes
-    assert [ax.get_title() for ax in axes[:3]] == ["cls, teacher", "registers, teacher", "patches, teacher"]
-    np.testing.assert_array_equal(axes[0].get_lines()[0].get_xydata(), groups["cls"].class_paths[0][:, :2])
-
-
 def test_swaps_have_an_outline_per_phase(committed: Results, charts: list[Chart]) -> None:
     assert committed.interventions is not None and committed.interventions.teacher is not None
     swaps = committed.interventions.teacher.swaps
@@ -141,20 +130,6 @@ def test_a_side_without_agreement_leaves_its_place_empty(
     assert empty == [without] and all(row[0] is not None for row in rows)
     (row,) = panels("interventions-repetition", found)
     assert row[1] is not None and {series.side for series in row[1].series} == {"teacher", "surrogate"} - {without}
-
-
-def test_repetition_and_extrapolation_are_the_saved_ones(committed: Results, charts: list[Chart]) -> None:
-    changed = committed.interventions
-    assert changed is not None and changed.teacher is not None and changed.surrogate is not None
-    found = changed.teacher.repetition
-    line = drawn("interventions-repetition", charts).axes[0].get_lines()[0]
-    np.testing.assert_allclose(line.get_xdata(), np.array(found.counts[0]) / found.phases[0])
-    np.testing.assert_array_equal(line.get_ydata(), found.angle[0]["all"].mean)
-    past = changed.surrogate.extrapolation
-    assert past is not None
-    turn, speed = (ax.get_lines()[0] for ax in drawn("interventions-extrapolation", charts).axes[:2])
-    assert list(turn.get_xdata()) == past.layers and list(speed.get_xdata()) == past.layers[1:]
-    np.testing.assert_array_equal(turn.get_ydata(), past.angle["all"].mean)
 
 
 def test_a_legend_stays_inside_its_figure_and_the_title_counts_the_perturbed_images(

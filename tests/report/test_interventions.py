@@ -41,8 +41,3 @@ def test_agreement_is_offered_where_both_sides_have_it(
         offered = {value for control in chart.controls if control.name == "measure" for value, _ in control.options}
         assert "turn_all" in offered and "agreement" not in offered
         assert {series.when["measure"][0] for series in chart.series} > offered
-
-
-def test_without_interventions_there_is_a_hint(committed: Results) -> None:
-    section = interventions(Results(committed.folder))
-    assert section.charts == [] and "--interventions true" in str(section.hint)

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import re
-import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -108,13 +107,6 @@ def test_one_part_gives_its_section_and_hints(run_of: RunOf, names: list[str], w
     assert shown == whole | {"glance", "made"}
     for section, command in {"similarity": "phases", "fidelity": "distill", "dynamics": "dynamics"}.items():
         assert section in whole or f"Add it with <code>raptor {command}</code>" in page
-
-
-def test_a_summary_without_certificate_gives_curves_and_asks_for_the_certificate(run_of: RunOf) -> None:
-    folder = run_of()
-    shutil.copy(RESULTS / "dynamics" / "dinov2s-k3-summary.json", folder / "summary.json")
-    page = report(str(folder)).path.read_text()
-    assert "fidelity-r2" in page_data(page)["charts"] and "raptor evaluate" in page
 
 
 def test_models_that_cannot_be_opened_leave_a_note(run_of: RunOf) -> None:

@@ -57,19 +57,16 @@ def test_speed_is_the_mean_of_the_tokens_own_angles(vit, image):
     np.testing.assert_allclose(found.speed, expected, rtol=1e-4)
 
 
-def test_figures_are_not_kept(vit, image):
+def test_the_figure_has_three_panels_and_is_not_kept(vit, image):
     import matplotlib.pyplot as plt
 
     found = {"teacher": perturb_image(vit, image[0], layer=3, group="cls", eps=0.1)}
     before = plt.get_fignums()
-    figure = figure_perturbed(found, 3, "cls")
+    paths, speed, deviation = figure_perturbed(found, 3, "cls").axes
     assert plt.get_fignums() == before
-    assert figure.axes[1].get_lines()[0].get_linewidth() == 1.6  # the project's look
-
-
-def test_the_figure_has_three_panels(vit, image):
-    found = {"teacher": perturb_image(vit, image[0], layer=3, group="patches", eps=0.1)}
-    assert len(figure_perturbed(found, 3, "patches").axes) == 3
+    assert paths.get_title() == "Path of cls tokens through depth"
+    assert speed.get_lines()[0].get_linewidth() == 1.6  # the project's look
+    np.testing.assert_array_equal(deviation.get_lines()[0].get_xdata(), range(3, 13))
 
 
 def test_files_that_are_not_images_are_refused(tmp_path):

@@ -60,11 +60,6 @@ def test_a_cut_of_the_run_that_max_cut_finds_is_there_once(committed: Results) -
     assert (label, cut) == ("2 phases", found) and not any("of the run" in label for label in labels)
 
 
-def test_without_phases_there_is_a_hint(committed: Results) -> None:
-    section = phases(Results(committed.folder))
-    assert section.charts == [] and section.hint == "raptor phases"
-
-
 def test_very_few_images_are_told_of(committed: Results) -> None:
     assert committed.phases is not None
     entry = committed.phases.models[0]

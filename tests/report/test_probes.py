@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raptor.report.probes import probes
-from raptor.report.results import Results, read_results
+from raptor.report.results import read_results
 
 
 def test_recovery_is_surrogate_over_teacher(full_run: Path) -> None:
@@ -33,8 +33,3 @@ def test_a_probe_names_its_layer_its_closed_form_and_its_images(full_run: Path) 
     results.probes["classify"].split = "train"
     assert ">classify, layer 2<" in probes(results).html
     assert "24 training images of scenes at 48 x 64 px" in probes(results).html
-
-
-def test_without_probes_there_is_a_hint(tmp_path: Path) -> None:
-    section = probes(Results(tmp_path))
-    assert section.charts == [] and section.hint == "raptor probe --task classify"

@@ -16,6 +16,7 @@ def test_an_empty_run_gives_a_hint_per_measurement(tmp_path: Path) -> None:
     found = [section(Results(tmp_path)) for section in SECTIONS]
     assert len({section.id for section in found}) == len(SECTIONS) == 10
     assert found[0].id == "glance" and found[-1].id == "made"
+    assert not any(section.charts for section in found)
     hints = [section.hint for section in found[1:-1]]
     assert all(hint is not None and hint.startswith("raptor ") for hint in hints)
 
