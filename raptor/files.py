@@ -9,7 +9,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -48,6 +48,26 @@ def read_text(path: str | Path, remedy: str = "save it again, or move it away") 
         raise RunError(f"{path} cannot be read, it is not UTF-8 text: {remedy}") from None
 
 
+def read_parsed(path: Path, parse: Callable[[str], Any], remedy: str) -> Any:
+    """What `parse` makes of a file's text; RunError that names the file and says what to do where it raises."""
+    try:
+        return parse(read_text(path, remedy))
+    except RunError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}): {remedy}") from None
+
+
+def read_json(path: Path, remedy: str = "run the command that made it again") -> dict[str, Any]:
+    """A JSON object in a file."""
+    return read_parsed(path, parse_json, remedy)
+
+
+def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
+    """The entries of a YAML file."""
+    return read_parsed(path, parse_yaml, remedy)
+
+
 def parse_json(text: str) -> dict[str, Any]:
     """A JSON object; ValueError with the reason where the text is none."""
     try:
@@ -58,16 +78,6 @@ def parse_json(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it is not an object")
     return value
-
-
-def read_json(path: Path, remedy: str = "run the command that made it again") -> dict[str, Any]:
-    """A JSON object in a file; a damaged one is an error that names the file and says what to do."""
-    try:
-        return parse_json(read_text(path, remedy))
-    except RunError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -107,16 +117,6 @@ def parse_yaml(text: str) -> dict[str, Any]:
     return value or {}
 
 
-def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
-    """The entries of a YAML file; a damaged one is an error that names the file and says what to do."""
-    try:
-        return parse_yaml(read_text(path, remedy))
-    except RunError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({' '.join(str(error).split())[:300]}): {remedy}") from None
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old one or the new one, never a part."""
     with replacing(path) as partial:
@@ -132,20 +132,25 @@ def replacing(path: Path) -> Iterator[Path]:
     write the same file.
     """
     partial = path.with_name(path.name + ".tmp")
-    with _one_writer(path.parent):
-        try:
-            yield partial
-            allow_readers(partial)
-            # On the disk before it is renamed: after a power cut the name could otherwise stand for an empty file.
-            sync(partial)
-            os.replace(partial, path)
-        except BaseException as error:
-            # After Ctrl-C too no partial file stays.
-            with suppress(OSError):
-                partial.unlink()
-            if isinstance(error, OSError | SafetensorError):
-                raise WriteError(path, reason_of(error)) from None
-            raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        # Some network file systems have no locks, and results are wanted there as well.
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield partial
+        allow_readers(partial)
+        # On the disk before it is renamed: after a power cut the name could otherwise stand for an empty file.
+        sync(partial)
+        os.replace(partial, path)
+    except BaseException as error:
+        # After Ctrl-C too no partial file stays.
+        with suppress(OSError):
+            partial.unlink()
+        if isinstance(error, OSError | SafetensorError):
+            raise WriteError(path, reason_of(error)) from None
+        raise
+    finally:
+        os.close(folder)
 
 
 def reason_of(error: OSError | SafetensorError | WriteError) -> str:
@@ -156,19 +161,6 @@ def reason_of(error: OSError | SafetensorError | WriteError) -> str:
     if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
         return "the disk is full"
     return str(error)
-
-
-@contextmanager
-def _one_writer(folder: Path) -> Iterator[None]:
-    """Inside, no other process is inside for the same folder, where the file system has locks."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems have no locks, and results are wanted there as well.
-        with suppress(OSError):
-            fcntl.flock(number, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(number)
 
 
 def allow_readers(path: Path) -> None:

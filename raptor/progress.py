@@ -47,16 +47,21 @@ class Progress:
         rate_unit: str | None = None,
         quiet: bool = False,
     ):
-        self.description, self.total, self.unit = description, total, unit
-        self.per_unit, self.rate_unit = per_unit, rate_unit or unit
-        self.done, self.note, self.quiet = 0, "", quiet
+        self.description = description
+        self.total = total
+        self.unit = unit
+        self.per_unit = per_unit
+        self.rate_unit = rate_unit or unit
+        self.quiet = quiet
+        self.done = 0
+        self.note = ""
         self.shown = started_processes()[0] == 0
         self._began = self._started = self._last_shown = time.monotonic()
         self._first_done: int | None = None
         self._outer = _open_bars[-1] if _open_bars else None  # a terminal shows one bar: this one is part of its text
         self._bar = _open_bar(description) if self.shown and self._outer is None else None
-        self.interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
-        if self._outer is not None:
+        self.interval = _LOG_INTERVAL
+        if self._bar is not None or self._outer is not None:
             self.interval = _BAR_INTERVAL
         if self._bar is not None:
             _open_bars.append(self)
@@ -68,10 +73,6 @@ class Progress:
     def __exit__(self, error: type[BaseException] | None, *_rest: object) -> None:
         self.finish() if error is None else self.close()
 
-    def start_at(self, done: int) -> None:
-        """Begin at `done` units, those of an earlier run."""
-        self.done = done
-
     def update(self, done: int, total: int) -> None:
         """Set what is done and the total: the callback of functions that report (done, total)."""
         self.total = total
@@ -80,9 +81,10 @@ class Progress:
     def advance(self, num: int = 1) -> None:
         """Count `num` more units, and show them if the interval is over."""
         self.done += num
-        if self._first_done is None:  # the first unit includes loading and compiling: the rate leaves it out
-            self._first_done, self._started = self.done, time.monotonic()
         now = time.monotonic()
+        if self._first_done is None:  # the first unit includes loading and compiling: the rate leaves it out
+            self._first_done = self.done
+            self._started = now
         if now - self._last_shown >= self.interval:
             self._last_shown = now
             self._show()
@@ -98,46 +100,40 @@ class Progress:
 
     def close(self) -> None:
         """Stop showing progress, as when the work was interrupted."""
-        bar, self._bar, self.shown = self._bar, None, False
+        self.shown = False
         if self in _open_bars:
             _open_bars.remove(self)
-        if bar is not None:
-            _close_bar(bar)
-
-    def rate(self) -> float:
-        """`rate_unit` per second since the first advance; 0 before the second."""
-        elapsed = time.monotonic() - self._started
-        return (self.done - (self._first_done or 0)) * self.per_unit / elapsed if elapsed > 0 else 0.0
-
-    def _status(self) -> str:
-        rate, text = self.rate(), f"{self.done}"
-        if self.total:
-            text += f"/{self.total} {self.unit}"
-        if self.total and rate > 0:
-            left = (self.total - self.done) * self.per_unit / rate
-            text += f", {rate:.0f} {self.rate_unit}/s, {clock(left)} left"
-        return f"{text}  {self.note}" if self.note else text
+        if self._bar is not None:
+            _close_bar(self._bar)
+            self._bar = None
 
     def _show(self) -> None:
         if not self.shown:
             return
+        elapsed = time.monotonic() - self._started
+        rate = 0.0
+        if elapsed > 0:
+            rate = (self.done - (self._first_done or 0)) * self.per_unit / elapsed
+        status = f"{self.done}"
+        if self.total:
+            status += f"/{self.total} {self.unit}"
+        if self.total and rate > 0:
+            left = (self.total - self.done) * self.per_unit / rate
+            status += f", {rate:.0f} {self.rate_unit}/s, {clock(left)} left"
+        if self.note:
+            status += f"  {self.note}"
         if self._outer is not None:
-            self._outer.show_text(f"{self.description}: {self._status()}")
-            return
-        if self._bar is None:
-            self._write(f"{self.description}: {self._status()}")
-            return
-        try:
-            self._bar.update(self._bar.task_ids[0], completed=self.done, total=self.total, status=self._status())
-            self._bar.refresh()
-        except (OSError, ValueError):
-            self.close()
+            self._outer._draw(f"{self.description}: {status}")
+        elif self._bar is not None:
+            self._draw(status, completed=self.done, total=self.total)
+        else:
+            self._write(f"{self.description}: {status}")
 
-    def show_text(self, text: str) -> None:
-        """Show `text` beside the bar, in place of its counts."""
+    def _draw(self, status: str, **counts: int | None) -> None:
+        """Show `status` beside the bar, and the counts that are given in it."""
         try:
             if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], status=text)
+                self._bar.update(self._bar.task_ids[0], status=status, **counts)  # type: ignore[arg-type]
                 self._bar.refresh()
         except (OSError, ValueError):
             self.close()

@@ -15,8 +15,8 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -85,10 +85,13 @@ class Provenance(Record):
     def here(cls) -> Provenance:
         """Of this process and of the command that runs in it."""
         scope = _SCOPE.get()
+        name = Path(sys.argv[0]).name
+        program = ["raptor"] if name in ("raptor", "__main__.py", "cli.py") else ["python", name]
+        found = cls(shlex.join([*program, *sys.argv[1:]]), versions(), module=_MODULE.get())
+        if scope is None:
+            return found
         # Sorted, so that the same command writes the same file each time.
-        images = [] if scope is None else sorted(scope.images.values(), key=astuple)
-        config = None if scope is None else scope.config
-        return cls(_command(), versions(), config=config, images=images, module=_MODULE.get())
+        return replace(found, config=scope.config, images=sorted(scope.images.values(), key=astuple))
 
 
 def stamped(saved: dict[str, Any]) -> dict[str, Any]:
@@ -112,36 +115,33 @@ _SCOPE: ContextVar[_Scope | None] = ContextVar("command", default=None)
 _MODULE: ContextVar[str | None] = ContextVar("module", default=None)
 
 
-@contextmanager
-def recording(name: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, results carry the hash of these options and the images that are read."""
-    # With a token, because demo and study run commands inside a command.
-    token = _SCOPE.set(_Scope(hash_config({"command": name, **options})))
-    try:
-        yield
-    finally:
-        _SCOPE.reset(token)
-        _MODULE.set(None)  # it was of this command only
-
-
 def command(kind: type[Kind]) -> Callable[[Callable[[Kind], Value]], Callable[..., Value]]:
     """Makes a function of a config a command: it takes the config, or the arguments that the config is made of, and its
-    results say where they came from."""
+    results carry the hash of these options and the images that are read."""
 
     def of_config(function: Callable[[Kind], Value]) -> Callable[..., Value]:
+        name = f"{function.__module__}.{function.__name__}"
+
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Value:
             # The command line hands over a config that was checked. Python gives its arguments.
             is_config = bool(args) and isinstance(args[0], kind)
+            token = None
             try:
                 config = args[0] if is_config else kind.of(*args, **options)
-                with torch_defaults(), recording(f"{function.__module__}.{function.__name__}", vars(config)):
+                # With a token, because demo and study run commands inside a command.
+                token = _SCOPE.set(_Scope(hash_config({"command": name, **vars(config)})))
+                with torch_defaults():
                     return function(config)
             except ValueError as error:
                 # Messages name options as they are typed. In a notebook or at a prompt they are arguments.
                 if not is_config and hasattr(sys, "ps1") and error.args == (str(error),):
                     error.args = (as_arguments(str(error)),)
                 raise
+            finally:
+                if token is not None:
+                    _SCOPE.reset(token)
+                    _MODULE.set(None)  # it was of this command only
 
         # help() and editors would follow it to a function of one config, and show no arguments.
         del run.__wrapped__  # type: ignore[attr-defined]
@@ -161,8 +161,11 @@ def as_arguments(text: str) -> str:
 
 def note_images(images: Images, num_images: int | None = None) -> None:
     """Remember for the results of the running command that it reads these images."""
-    if _SCOPE.get() is not None:
-        note_read(ImagesRead(images.name, len(images) if num_images is None else num_images, images.fingerprint()))
+    scope = _SCOPE.get()
+    if scope is not None:
+        entry = ImagesRead(images.name, len(images) if num_images is None else num_images, images.fingerprint())
+        # By what was read, so that images that are read several times are noted once.
+        scope.images[f"{entry.fingerprint} {entry.num_images}"] = entry
 
 
 def note_module(where: str | None) -> None:
@@ -174,13 +177,6 @@ def module_option(*where: str | None) -> str:
     """The option that names the first module that is known; a placeholder where none is."""
     known = next((text for text in where if text), None)
     return "--module FILE.py:FUNCTION" if known is None else f"--module {shlex.quote(known)}"
-
-
-def note_read(entry: ImagesRead) -> None:
-    scope = _SCOPE.get()
-    if scope is not None:
-        # By what was read, so that images that are read several times are noted once.
-        scope.images[f"{entry.fingerprint} {entry.num_images}"] = entry
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
@@ -208,15 +204,6 @@ def versions() -> dict[str, str]:
 
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name, package in _PACKAGES.items():
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
-
-
-def _command() -> str:
-    """The command as it was typed."""
-    name = Path(sys.argv[0]).name
-    program = ["raptor"] if name in ("raptor", "__main__.py", "cli.py") else ["python", name]
-    return shlex.join([*program, *sys.argv[1:]])

@@ -38,6 +38,7 @@ from raptor.files import (
     allow_readers,
     parse_json,
     read_json,
+    read_parsed,
     read_text,
     read_yaml,
     reason_of,
@@ -45,6 +46,7 @@ from raptor.files import (
     sync,
     write_text,
 )
+from raptor.progress import started_processes
 from raptor.provenance import stamped
 from raptor.streaming import Record
 
@@ -53,26 +55,27 @@ _KEPT_CHECKPOINTS = 2
 _SHARED_SECONDS = 5.0  # that a network disk may take to show a new file on another node
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_HELD: WeakSet[TextIO] = WeakSet()
+
 
 class Interrupted(RunError):
     """Ctrl-C, SIGTERM or SIGHUP stopped a run after its checkpoint was written."""
 
 
 class Run:
-    """A run folder held by this process.
+    """A run folder held by this process. Only rank 0 locks it and writes to it; the others read.
 
     Args:
         folder: made when it is not there.
         config: everything that decides the result. A folder that holds something made with another config is refused,
             not overwritten.
-        writer: False on the ranks that only read (they neither lock nor write).
     """
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], writer: bool = True):
+    def __init__(self, folder: str | Path, config: Mapping[str, Any]):
         self.folder = Path(folder)
-        self.writer = writer
+        self.writer = started_processes()[0] == 0
         self._lock: TextIO | None = None
-        if not writer:
+        if not self.writer:
             return
         check_folder(self.folder)
         with self.writing():
@@ -80,30 +83,30 @@ class Run:
             # Before the config is read: of two starts at once only one may find the folder free.
             self._lock = _lock(self.folder)
         try:
-            self._claim(config)
+            if check_config(self.folder, config):
+                with self.writing():
+                    # Through JSON, as it is compared later. It also holds no object twice, for which YAML would write
+                    # an alias.
+                    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
+                    write_text(self.folder / "config.yaml", text)
+            # A process that is killed while it writes a checkpoint leaves that one behind, as large as a whole one.
+            for partial in (self.folder / "checkpoint").glob("*.tmp"):
+                if partial.is_dir():
+                    shutil.rmtree(partial, ignore_errors=True)
+                else:
+                    partial.unlink(missing_ok=True)
         except BaseException:
             # For Ctrl-C too: a program that goes on would keep the lock.
             self.close()
             raise
 
-    def _claim(self, config: Mapping[str, Any]) -> None:
-        """Refuse a folder that holds another run's work; else make it this run's."""
-        if check_config(self.folder, config):
-            with self.writing():
-                # Through JSON, as it is compared later. It also holds no object twice, for which YAML would write an
-                # alias.
-                text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
-                write_text(self.folder / "config.yaml", text)
-        # A process that is killed while it writes a checkpoint leaves that one behind, as large as a whole one.
-        for partial in (self.folder / "checkpoint").glob("*.tmp"):
-            if partial.is_dir():
-                shutil.rmtree(partial, ignore_errors=True)
-            else:
-                partial.unlink(missing_ok=True)
-
     def close(self) -> None:
         if self._lock is not None:
-            let_go(self._lock)
+            with suppress(OSError):
+                # The lock belongs to the open file, which a process that was forked just now shares: closing it here
+                # would not be enough.
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.close()
             self._lock = None
 
     def __enter__(self) -> Run:
@@ -137,7 +140,8 @@ class Run:
         if not self.writer:
             return
         root = self.folder / "checkpoint"
-        final, partial = root / f"step-{number}", root / f"step-{number}.tmp"
+        final = root / f"step-{number}"
+        partial = root / f"step-{number}.tmp"
         with self.writing():
             try:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -185,15 +189,37 @@ class Run:
 
     def cut_metrics(self, keep: int) -> None:
         """Drop the lines of metrics.jsonl past the first `keep`: those after the checkpoint that is resumed."""
-        path = self.folder / "metrics.jsonl"
-        if self.writer and path.exists():
-            lines = read_text(path).splitlines(keepends=True)
+        if self.writer and (self.folder / "metrics.jsonl").exists():
+            lines = _metric_lines(self.folder)
             with self.writing():
-                write_text(path, "".join(lines[:keep]))
+                write_text(self.folder / "metrics.jsonl", "".join(lines[:keep]))
 
     def num_logged(self) -> int:
-        path = self.folder / "metrics.jsonl"
-        return len(read_text(path).splitlines()) if path.exists() else 0
+        return len(_metric_lines(self.folder))
+
+
+def _lock(folder: Path) -> TextIO:
+    """Hold the folder until the file is closed or this process ends, however it ends."""
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise RunError(f"{folder} is in use by another process: choose another --out, or wait for it") from None
+    except OSError as error:  # some network file systems have no locks
+        print(f"{folder} cannot be locked ({error.strerror}): start no second run in it", file=sys.stderr)
+    _HELD.add(file)
+    return file
+
+
+def _close_held() -> None:
+    """In a forked process, such as one that decodes images: it would hold the lock for the seconds by which it outlives
+    a run that was killed."""
+    for file in list(_HELD):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_held)
 
 
 class StopSignal(ContextDecorator):
@@ -213,9 +239,11 @@ class StopSignal(ContextDecorator):
         # Python lets only the main thread set handlers.
         if StopSignal._open is not None or threading.current_thread() is not threading.main_thread():
             return StopSignal._open or self
-        self.given, StopSignal._open = False, self
-        wanted = [n for n in _STOP_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-        self._old = {number: signal.signal(number, self._set) for number in wanted}
+        self.given = False
+        StopSignal._open = self
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                self._old[number] = signal.signal(number, self._set)
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -232,15 +260,10 @@ class StopSignal(ContextDecorator):
         self.given = True
         self._restore()
 
-    @classmethod
-    def came(cls) -> bool:
-        """Whether a signal came in the context that is open."""
-        return cls._open is not None and cls._open.given
-
 
 def check_stop() -> None:
     """Raise Interrupted if a stop signal came; between batches, where there is nothing to save."""
-    if StopSignal.came():
+    if StopSignal._open is not None and StopSignal._open.given:
         raise Interrupted("stopped between two batches; the same command goes on from the last checkpoint")
 
 
@@ -268,13 +291,24 @@ class ResultFile(Record):
 
     @classmethod
     def read_file(cls, path: Path) -> Self:
-        remedy = "run the command that made it again"
-        try:
-            return cls.from_json(read_text(path, remedy))
-        except RunError:
-            raise
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({' '.join(str(error).split())}): {remedy}") from None
+        return read_parsed(path, cls.from_json, "run the command that made it again")
+
+
+# What a run folder holds.
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """The whole checkpoints under `root`, oldest first."""
+    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]{1,18}", path.name)]
+    # By number: as text step-1000 comes before step-200.
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _way_out(folder: str | Path, path: Path) -> str:
+    root = Path(folder) / "checkpoint"
+    others = [p.name for p in _checkpoints(root) if p != path]
+    older = f"write {others[-1]} into {root / 'latest'}, or " if others else ""
+    return f"{older}choose another --out"
 
 
 def _latest_checkpoint(folder: str | Path) -> Path | None:
@@ -289,33 +323,19 @@ def _latest_checkpoint(folder: str | Path) -> Path | None:
     return pointer.parent / name
 
 
-def drop_checkpoints(folder: str | Path) -> None:
-    """Delete the checkpoints of a finished run; the pointer goes first, so that it never names one that is gone."""
-    root = Path(folder) / "checkpoint"
-    (root / "latest").unlink(missing_ok=True)
-    shutil.rmtree(root, ignore_errors=True)
-
-
 def load_checkpoint(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Tensors and state of the newest checkpoint of a run folder; None when there is none."""
     path = _latest_checkpoint(folder)
     if path is None:
         return None
     try:
-        state, tensors_path = read_json(path / "state.json"), path / "tensors.safetensors"
+        state = read_json(path / "state.json")
+        tensors_path = path / "tensors.safetensors"
         if tensors_path.stat().st_size == state["tensor_bytes"]:
             return load_file(tensors_path), state
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise RunError(f"checkpoint {path} cannot be read ({type(error).__name__}): {_way_out(folder, path)}") from None
     raise RunError(f"checkpoint {path} is truncated: {_way_out(folder, path)}")
-
-
-def check_config(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the config of a run in `folder` has to be written; a folder that holds another run's work is refused."""
-    holds_work = _latest_checkpoint(folder) is not None or (folder / "summary.json").exists()
-    if holds_work:
-        _check_same_config(folder, config)
-    return not holds_work
 
 
 def read_summary(folder: str | Path) -> dict[str, Any] | None:
@@ -328,15 +348,21 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_yaml(Path(folder) / "config.yaml", "choose another --out")
 
 
+def _metric_lines(folder: str | Path) -> list[str]:
+    path = Path(folder) / "metrics.jsonl"
+    return read_text(path).splitlines(keepends=True) if path.exists() else []
+
+
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; empty when there is none. A line that is being written does not count yet."""
-    path = Path(folder) / "metrics.jsonl"
-    lines = read_text(path).splitlines(keepends=True) if path.exists() else []
     rows = []
-    for number, line in enumerate((line for line in lines if line.endswith("\n")), start=1):
+    for number, line in enumerate(_metric_lines(folder), start=1):
+        if not line.endswith("\n"):
+            continue
         try:
             rows.append(parse_json(line))
         except ValueError as error:
+            path = Path(folder) / "metrics.jsonl"
             raise RunError(f"{path} cannot be read (line {number}: {error}): delete that line") from None
     return rows
 
@@ -352,6 +378,9 @@ def unfinished(folder: Path) -> str:
     return f"{folder} is not finished ({where}): the same command that began it goes on"
 
 
+# Whether a folder may be written to.
+
+
 def result_folder(out: str | Path | None, source: Any, command: str, weights: str = "") -> Path:
     """Where the results about `source` go: `out`, else the run folder that it is, else `runs/COMMAND-NAME-WEIGHTS`.
 
@@ -365,42 +394,6 @@ def result_folder(out: str | Path | None, source: Any, command: str, weights: st
         return check_folder(source, of=source)
     name = f"{source}-{weights}" if weights else str(source)
     return check_folder(out or f"runs/{command}-{slug(name)}", of=source)
-
-
-def check_shared(folder: str | Path, ranks: Ranks) -> None:
-    """Raise unless every rank sees the folder that rank 0 writes to. Training reads its checkpoints on all of them."""
-    if ranks.size == 1:
-        return
-    folder = Path(folder)
-    name = ranks.first(lambda: _leave_token(folder))
-    found = ranks.gather((socket.gethostname(), _is_seen(folder / name)))
-    if ranks.is_first:
-        (folder / name).unlink()
-    blind = sorted({host for host, sees in found if not sees})
-    if blind:
-        raise RunError(
-            f"{folder} as rank 0 on {found[0][0]} sees it is not there for ranks on {', '.join(blind)}: put --out on a "
-            "file system that all nodes share"
-        )
-
-
-def _leave_token(folder: Path) -> str:
-    """The name of a new file in `folder`."""
-    check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f".seen-{secrets.token_hex(8)}"
-    (folder / name).write_text("")
-    return name
-
-
-def _is_seen(path: Path) -> bool:
-    """Whether a file is there; a network disk may show it a few seconds late."""
-    until = time.monotonic() + _SHARED_SECONDS
-    while not path.exists():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
@@ -426,66 +419,43 @@ def check_folder(folder: str | Path, of: str | Path | None = None) -> Path:
     return folder
 
 
-def _lock(folder: Path) -> TextIO:
-    """Hold the folder until the file is closed or this process ends, however it ends."""
-    file = (folder / "lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise RunError(f"{folder} is in use by another process: choose another --out, or wait for it") from None
-    except OSError as error:  # some network file systems have no locks
-        print(f"{folder} cannot be locked ({error.strerror}): start no second run in it", file=sys.stderr)
-    hold_alone(file)
-    return file
+def check_shared(folder: str | Path, ranks: Ranks) -> None:
+    """Raise unless every rank sees the folder that rank 0 writes to. Training reads its checkpoints on all of them."""
+    if ranks.size == 1:
+        return
+    folder = Path(folder)
+
+    def leave_token() -> str:
+        name = f".seen-{secrets.token_hex(8)}"
+        check_folder(folder).mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+        return name
+
+    token = folder / ranks.first(leave_token)
+    # A network disk may show it a few seconds late.
+    until = time.monotonic() + _SHARED_SECONDS
+    while not token.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    found = ranks.gather((socket.gethostname(), token.exists()))
+    if ranks.is_first:
+        token.unlink()
+    blind = sorted({host for host, sees in found if not sees})
+    if blind:
+        raise RunError(
+            f"{folder} as rank 0 on {found[0][0]} sees it is not there for ranks on {', '.join(blind)}: put --out on a "
+            "file system that all nodes share"
+        )
 
 
-_HELD: WeakSet[TextIO] = WeakSet()
-
-
-def hold_alone(file: TextIO) -> None:
-    """Keep the lock on an open file to this process.
-
-    A process forked from it, such as one that decodes images, closes the file: otherwise it would hold the lock for
-    the seconds by which it outlives a run that was killed.
-    """
-    _HELD.add(file)
-
-
-def let_go(file: TextIO) -> None:
-    """Give up the lock at once, also where a process that was forked just now still has the file open."""
-    with suppress(OSError):
-        # The lock belongs to the open file, which a forked process shares: closing it here would not be enough.
-        fcntl.flock(file, fcntl.LOCK_UN)
-    file.close()
-
-
-def _close_held() -> None:
-    for file in list(_HELD):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_close_held)
-
-
-def _checkpoints(root: Path) -> list[Path]:
-    """The whole checkpoints under `root`, oldest first."""
-    found = [path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]{1,18}", path.name)]
-    # By number: as text step-1000 comes before step-200.
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
-
-
-def _way_out(folder: str | Path, path: Path) -> str:
-    root = Path(folder) / "checkpoint"
-    others = [p.name for p in _checkpoints(root) if p != path]
-    older = f"write {others[-1]} into {root / 'latest'}, or " if others else ""
-    return f"{older}choose another --out"
-
-
-def _check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a folder whose work was made with another config, naming the entries that differ."""
+def check_config(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the config of a run in `folder` has to be written; a folder whose work was made with another config is
+    refused, naming the entries that differ."""
+    is_finished = (folder / "summary.json").exists()
+    if _latest_checkpoint(folder) is None and not is_finished:
+        return True
     # The new one goes through JSON, because a tuple is a list once it was written.
-    old, new = expand_home(_flat(read_config(folder))), _flat(json.loads(json.dumps(config)))
+    old = expand_home(_flat(read_config(folder)))
+    new = _flat(json.loads(json.dumps(config)))
     differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     images = [name for name in differing if name.startswith("images.")]
     if not images:  # the same images at another place
@@ -497,14 +467,14 @@ def _check_same_config(folder: Path, config: Mapping[str, Any]) -> None:
             f"the {part} images changed since {folder} began ({counts} images, or other files): bring them back, "
             "or choose another --out"
         )
+    if not differing:
+        return False
     # More budget for a finished run is a common wish, and this is the way to it.
-    if differing == ["recipe.budget"] and (folder / "summary.json").exists():
+    if differing == ["recipe.budget"] and is_finished:
         raise RunError(
             f"{folder} is finished with a budget of {old['recipe.budget']}: to go on from its weights add "
             f"--start {folder} and choose another --out"
         )
-    if not differing:
-        return
     # Other images follow from another --data, which is what somebody typed.
     differing = [name for name in differing if not name.startswith("images.")]
     changed = []
@@ -527,5 +497,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested entries by their dotted names."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat

@@ -61,15 +61,15 @@ class Subject(Record):
                 teacher=found.model,
                 teacher_weights=found.weights,
             )
-        if images is None:
-            return found
-        return replace(
-            found,
-            data=images.name,
-            num_images=len(images),
-            images=images.fingerprint(),
-            left_out=getattr(images, "left_out", None) or None,
-        )
+        if images is not None:
+            found = replace(
+                found,
+                data=images.name,
+                num_images=len(images),
+                images=images.fingerprint(),
+                left_out=getattr(images, "left_out", None) or None,
+            )
+        return found
 
     def __str__(self) -> str:
         text = self.model
@@ -85,14 +85,34 @@ def other_models(own: Subject, other: Subject) -> list[str]:
 
     A result about a single model may stand beside one about a pair that it is the teacher or the surrogate of.
     """
-    if own.teacher is None and other.teacher is not None and not _other_model(*_model(own), *_model(other)):
+    found = _other_model(own.model, own.weights, other.model, other.weights)
+    if own.teacher is None and other.teacher is None:
+        return found
+    if not found and (own.teacher is None or other.teacher is None):
         return []
-    if own.teacher is not None and other.teacher is None and not _other_model(*_model(own), *_model(other)):
+    # Of a single model its own name: it may be the teacher of the other's surrogate.
+    teachers = []
+    for subject in (own, other):
+        if subject.teacher is None:
+            teachers.append((subject.model, subject.weights))
+        else:
+            teachers.append((subject.teacher, subject.teacher_weights))
+    of_teacher = _other_model(*teachers[0], *teachers[1])
+    if own.teacher is None or other.teacher is None:
+        return of_teacher
+    return of_teacher + found
+
+
+def _other_model(name: str, weights: str | None, other_name: str, other_weights: str | None) -> list[str]:
+    """Weights decide where both are known: one model may have two names, and two models one name."""
+    is_same = name == other_name
+    if weights is not None and other_weights is not None:
+        is_same = weights == other_weights
+    if is_same:
         return []
-    found = _other_model(*_plain(own), *_plain(other))
-    if own.teacher is not None and other.teacher is not None:
-        found += _other_model(*_model(own), *_model(other))
-    return found
+    if name == other_name:
+        return [f"other weights of {other_name}"]
+    return [f"another model, {other_name}"]
 
 
 def differences(own: Subject, other: Subject) -> list[str]:
@@ -149,28 +169,3 @@ def _read_subject(path: Path) -> Subject | None:
         return Subject.from_dict(saved)
     except (OSError, ValueError):  # a damaged file; what reads it next says so
         return None
-
-
-def _model(subject: Subject) -> tuple[str, str | None]:
-    """Name and weights of the model itself: of the surrogate, if there is a teacher beside it."""
-    return subject.model, subject.weights
-
-
-def _plain(subject: Subject) -> tuple[str, str | None]:
-    """Name and weights of the teacher, or of a model by itself."""
-    if subject.teacher is None:
-        return subject.model, subject.weights
-    return subject.teacher, subject.teacher_weights
-
-
-def _other_model(name: str, weights: str | None, other_name: str, other_weights: str | None) -> list[str]:
-    """Weights decide where both are known: one model may have two names, and two models one name."""
-    if weights is not None and other_weights is not None:
-        is_same = weights == other_weights
-    else:
-        is_same = name == other_name
-    if is_same:
-        return []
-    if name == other_name:
-        return [f"other weights of {other_name}"]
-    return [f"another model, {other_name}"]

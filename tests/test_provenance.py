@@ -11,13 +11,12 @@ import torch
 
 from raptor.config import OnDevice
 from raptor.provenance import (
-    ImagesRead,
     Provenance,
     as_arguments,
     command,
     hash_config,
     module_option,
-    note_read,
+    note_images,
     stamped,
     versions,
 )
@@ -54,11 +53,22 @@ class MeasureConfig(OnDevice):
     size: int | None = None
 
 
+@dataclass
+class Named:
+    name: str
+
+    def __len__(self) -> int:
+        return 3
+
+    def fingerprint(self) -> str:
+        return self.name * 32
+
+
 @command(MeasureConfig)
 def measure(config: MeasureConfig) -> Provenance:
     """Measures nothing."""
     for name in ("b", "a", "b"):
-        note_read(ImagesRead(name, 3, "0" * 32 if name == "a" else "1" * 32))
+        note_images(Named(name), 3)
     return Provenance.here()
 
 

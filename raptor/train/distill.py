@@ -258,7 +258,7 @@ def _distill_one(job: Job, phases: Phases, folder: Path, made_with: dict[str, An
     check_run_folder(job.teacher, folder)
     check_shared(folder, job.ranks)
     resolved = {**made_with, "phases": list(phases), "stage": config.stage}
-    run = Run(folder, resolved, writer=job.ranks.is_first)
+    run = Run(folder, resolved)
     with run, deaths_explained(run, job.fabric):
         student = job.student(phases)
         # The checkpoints of a finished run may be deleted to save room: its blocks are then read from its surrogate.

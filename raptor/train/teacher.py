@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from raptor.certificate.ridge import is_right
+from raptor.checks import near_miss
 from raptor.config import TeacherConfig
 from raptor.data import ChosenData, ImageData, Preprocess, iterate
 from raptor.data.apart import check_apart, describe_images
@@ -121,7 +121,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         check_config(folder, made_with)
         return _plan(TeacherStage(vit, train_data, config, precision, fabric), len(val_data), folder)
     check_shared(folder, ranks_of(fabric))
-    run = Run(folder, made_with, writer=fabric.is_global_zero)
+    run = Run(folder, made_with)
     with run, deaths_explained(run, fabric):
         saved = run.load_checkpoint()
         if saved is not None:
@@ -168,10 +168,7 @@ def _check_shape(shape: str) -> None:
 
     known = timm.list_models(module="vision_transformer")
     if shape.split(".")[0] not in known:
-        close = difflib.get_close_matches(shape, known, n=1)
-        hint = ", such as vit_tiny_patch16_224"
-        if close:
-            hint = f": did you mean {close[0]}?"
+        hint = near_miss(shape, known) or ", such as vit_tiny_patch16_224"
         raise ValueError(f"--shape {shape} is no plain timm ViT (vit_* or deit_*){hint}")
 
 
