@@ -179,17 +179,14 @@ class Validator:
             if all(self.ranks.gather(bool(found))):
                 return found[0]
             found.clear()  # all ranks measure again with the same batches
-            self._halve_batches()
-
-    def _halve_batches(self) -> None:
-        size = self.val.batch_size
-        if self.teacher.device.type == "cuda":
-            # Memory that is kept for the old batches is in pieces of another size.
-            torch.cuda.empty_cache()
-        if size == 1:
-            raise torch.OutOfMemoryError("no memory for a batch of 1")
-        self.val.batch_size = self.train.batch_size = size // 2
-        say(f"validation: no memory for batches of {size}; {size // 2} from here on")
+            size = self.val.batch_size
+            if self.teacher.device.type == "cuda":
+                # Memory that is kept for the old batches is in pieces of another size.
+                torch.cuda.empty_cache()
+            if size == 1:
+                raise torch.OutOfMemoryError("no memory for a batch of 1")
+            self.val.batch_size = self.train.batch_size = size // 2
+            say(f"validation: no memory for batches of {size}; {size // 2} from here on")
 
     @torch.no_grad()
     def final(self, student: ViT) -> Scores:

@@ -11,10 +11,9 @@ from tiny_models import on_ranks
 from tiny_run import tiny_teacher
 
 from raptor.phases.cut import Phases
-from raptor.train.losses import StateVariance, at_groups, groups_at, state_variance, targets_of, token_weights
+from raptor.train.losses import StateVariance, at_groups, state_variance, targets_of, token_weights
 from raptor.train.step import weighted_error
 from raptor.vit.groups import TokenGroups
-from raptor.vit.trajectory import NonFiniteStates
 
 FULL = TokenGroups(cls=1, registers=3, patches=5)
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
@@ -31,22 +30,16 @@ def test_no_weights_is_the_plain_mean_over_images_tokens_and_coordinates():
     assert weighted_error(s, t, token_weights(FULL, None)).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_each_groups_own_mean_is_weighted():
-    s, t = pair()
-    squared = (s.numpy() - t.numpy()) ** 2
-    expected = 0.45 * squared[:, 0].mean() + 0.10 * squared[:, 1:4].mean() + 0.45 * squared[:, 4:].mean()
-    assert weighted_error(s, t, token_weights(FULL, WEIGHTS)).item() == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("groups", "parts"),
     [
+        (FULL, [(0.45, slice(0, 1)), (0.10, slice(1, 4)), (0.45, slice(4, 9))]),
         (TokenGroups(1, 0, 5), [(0.5, slice(0, 1)), (0.5, slice(1, 6))]),
         (TokenGroups(0, 0, 4), [(1.0, slice(0, 4))]),
         (TokenGroups(0, 2, 4), [(0.10 / 0.55, slice(0, 2)), (0.45 / 0.55, slice(2, 6))]),
     ],
 )
-def test_a_missing_group_is_dropped_and_the_rest_renormalised(groups, parts):
+def test_each_groups_own_mean_is_weighted_and_a_missing_group_is_dropped(groups, parts):
     s, t = pair(groups=groups)
     squared = (s.numpy() - t.numpy()) ** 2
     expected = sum(weight * squared[:, where].mean() for weight, where in parts)
@@ -62,12 +55,7 @@ def test_weights_that_leave_nothing_are_refused():
         token_weights(FULL, {"cls": -1.0, "patches": 2.0})
     with pytest.raises(ValueError, match="unknown token group 'patch'"):
         token_weights(FULL, {"cls": 0.5, "patch": 0.5})
-
-
-def test_a_group_that_is_not_named_has_no_weight():
-    assert token_weights(FULL, {"cls": 2.0}).tolist() == [1.0] + [0.0] * 8
-    with pytest.raises(ValueError, match="no positive weight"):
-        token_weights(FULL, {"cls": 0.0})
+    assert token_weights(FULL, {"cls": 2.0}).tolist() == [1.0] + [0.0] * 8  # a group that is not named has no weight
 
 
 @pytest.mark.parametrize("cosine", [0.0, 0.5])
@@ -109,14 +97,6 @@ def test_values_of_groups_are_carried_to_another_number_of_patches():
     assert at_groups(v_lt, old, old) is v_lt
 
 
-def test_images_of_another_size_have_a_patch_for_each_square():
-    teacher = tiny_teacher()  # patches of 8 px
-    assert groups_at(teacher, 40) == TokenGroups(1, 2, 25)
-    for size in (36, 4):
-        with pytest.raises(ValueError, match=f"does not take images of {size} px beside 24: .* multiples of 8"):
-            groups_at(teacher, size)
-
-
 @pytest.mark.parametrize(("normalise", "num_batches"), [("none", 1), ("layer", 8), ("group", 8), ("coordinate", 8)])
 def test_the_variance_is_of_eight_batches_of_a_stage_of_its_own(normalise, num_batches):
     teacher = tiny_teacher()
@@ -137,18 +117,6 @@ def test_the_variance_is_of_eight_batches_of_a_stage_of_its_own(normalise, num_b
         assert variance.variance(layer, "all") == pytest.approx(expected, rel=1e-5)
 
 
-def test_states_beyond_float32_are_refused_with_their_layer():
-    teacher = tiny_teacher()
-    teacher.blocks[2].register_forward_hook(lambda _block, _args, x: x * torch.inf)
-
-    class Batches:
-        def batch(self, step, stage, size):
-            return torch.randn(2, 3, size, size)
-
-    with pytest.raises(NonFiniteStates, match="at layer 3 on training images"):
-        state_variance(teacher, Batches(), "none", "fp32")
-
-
 def test_the_cosine_term_is_weighted_by_tokens_alone_whatever_the_variance():
     s, t = pair()
     a = s.double().numpy()
@@ -160,14 +128,6 @@ def test_the_cosine_term_is_weighted_by_tokens_alone_whatever_the_variance():
     w_t = token_weights(FULL, WEIGHTS)
     loss = weighted_error(s, t, w_t / torch.tensor(variance).float(), 0.3 * w_t)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_half_precision_states_are_compared_in_float32():
-    s, t = pair(dim=64)
-    s16 = (1000 + s).bfloat16()
-    t16 = (1000 + t).bfloat16()
-    expected = ((s16.float().numpy() - t16.float().numpy()) ** 2).mean()
-    assert weighted_error(s16, t16, token_weights(FULL, None)).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_variance_over_batches_equals_numpy_over_everything():
@@ -197,17 +157,6 @@ def test_variance_over_batches_equals_numpy_over_everything():
         variance.divisors("token")
 
 
-def test_a_coordinate_that_hardly_varies_counts_as_a_hundredth_of_the_median_one():
-    states = torch.randn(50, 9, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([100.0, 2, 1, 1, 1e-4])
-    variance = StateVariance(1, FULL)
-    variance.update([states])
-    v_td = variance.divisors("coordinate")[0]
-    for where in (slice(0, 1), slice(1, 4), slice(4, 9)):
-        own = states[:, where].reshape(-1, 5).double().numpy().var(axis=0)
-        own[-1] = np.median(own) / 100
-        assert v_td[where][0].numpy() == pytest.approx(own, rel=1e-5)
-
-
 def test_the_share_of_the_largest_coordinates_is_of_the_group_where_it_is_largest():
     states = torch.randn(80, 9, 200, generator=torch.Generator().manual_seed(1))
     large = states.clone()
@@ -230,17 +179,6 @@ def test_a_hundredth_of_the_coordinates_is_rounded_and_at_least_one():
         share, layer, group = variance.concentration()
         assert (layer, group) == (1, "patches")
         assert share == pytest.approx(float(v_d[:num_top].sum() / v_d.sum()), rel=1e-5)
-
-
-def test_an_outlier_coordinate_decides_the_error_unless_each_has_its_own_variance():
-    s, t = pair()
-    s[..., 0] += 100  # a thousand times the other errors
-    v_td = torch.ones(FULL.num_tokens, t.shape[-1])
-    v_td[:, 0] = 1e8
-    w_td = token_weights(FULL, None)[:, None] / v_td
-    expected = ((s - t)[..., 1:].double() ** 2).sum(-1).mean().item() / t.shape[-1]
-    assert weighted_error(s, t, w_td).item() == pytest.approx(expected, rel=1e-3)
-    assert weighted_error(s, t, token_weights(FULL, None)).item() > 100 * expected
 
 
 def test_ranks_add_up_to_one_process():
