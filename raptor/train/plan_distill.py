@@ -82,13 +82,29 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
         "metrics": num_lines * (200.0 + 14 * teacher.num_layers),
     }
     num_measured = _num_measured(job, validator) + num_similarity
+    check_weights(teacher.model.state_dict(), teacher.name)
+    labels = "no labels, so no accuracy"
+    head_used = "none"
+    if validator.labelled:
+        labels = f"labels of {len(validator.classes)} classes"
+        head_used = "a ridge probe"
+    if teacher.num_classes:
+        head_used = "the model's own"
+    if config.head_file:
+        head_used = "given"
+    shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
+    num_train = len(job.images.train)
+    num_val = len(job.images.val)
     return Plan(
         command="distill",
         model=teacher.name,
         data=job.images.train.name,
         folder=str(folder),
         device=device_name(device),
-        checked=_checked(job, phases, validator),
+        checked=[
+            f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
+            f"{num_train:,} images to train on, {num_val:,} held out, {labels}; head: {head_used}",
+        ],
         parts=parts,
         other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
         memory_bytes=max(job.ranks.gather(peak_memory(device))),
@@ -153,26 +169,6 @@ def _num_measured(job: Job, validator: Validator) -> int:
     if validator.labelled:
         num += 2 * (validator.train.num_images + validator.val.num_images)
     return num
-
-
-def _checked(job: Job, phases: Phases, validator: Validator) -> list[str]:
-    """What was opened: weights, images, labels and head."""
-    teacher = job.teacher
-    check_weights(teacher.model.state_dict(), teacher.name)
-    labels = "no labels, so no accuracy"
-    head = "none"
-    if validator.labelled:
-        labels = f"labels of {len(validator.classes)} classes"
-        head = "a ridge probe"
-    if teacher.num_classes:
-        head = "the model's own"
-    if job.config.head_file:
-        head = "given"
-    shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
-    return [
-        f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
-        f"{len(job.images.train):,} images to train on, {len(job.images.val):,} held out, {labels}; head: {head}",
-    ]
 
 
 def _notes(job: Job, folder: Path) -> list[str]:

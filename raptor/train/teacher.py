@@ -70,13 +70,18 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
 
     data: in Python also a pair of opened data, training and held-out.
     """
+    import timm  # not with this file, whose results a report reads: it takes seconds
+
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     if not 0 <= config.drop < 1:
         raise ValueError(f"the drop probability must be in [0, 1), not {config.drop}")
     check_size(config.size)
     Budget.parse(config.budget)
-    _check_shape(config.shape)
+    shapes = timm.list_models(module="vision_transformer")
+    if config.shape.split(".")[0] not in shapes:
+        hint = near_miss(config.shape, shapes) or ", such as vit_tiny_patch16_224"
+        raise ValueError(f"--shape {config.shape} is no plain timm ViT (vit_* or deit_*){hint}")
     spec = as_spec(config.data)
     val = as_spec(config.val)
     size = config.size
@@ -101,10 +106,8 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         raise ValueError(f"{spec_text(val)} has other classes than {name}: give --val with the same ones")
     # In fp32, because `TeacherStep` has its own autocast.
     fabric = open_fabric(device, "fp32")
-    kwargs = _timm_kwargs(config, size)
-    base = Base(source=f"timm/{config.shape}", kwargs=kwargs, num_classes=len(classes))
-    vit = _untrained(base, f"timm/{config.shape} trained on {name}", size, config.seed).to(fabric.device)
-    vit.classes = list(classes)
+    vit = _untrained(config, size, classes, f"timm/{config.shape} trained on {name}").to(fabric.device)
+    assert vit.origin.base is not None
     made_with: dict[str, Any] = {
         "shape": config.shape,
         "data": recorded_spec(spec),
@@ -112,7 +115,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     }
     if val is not None:
         made_with["val"] = recorded_spec(val)
-    made_with["kwargs"] = kwargs
+    made_with["kwargs"] = vit.origin.base.kwargs
     for option in _DECISIVE:
         made_with[option] = getattr(config, option)
     made_with |= {"crop_scale": list(config.crop_scale), "limit": config.train_images, "precision": precision}
@@ -148,32 +151,8 @@ def _given_images(train_data: ImageData, val_data: ImageData) -> tuple[ImageData
 
 
 @torch.no_grad()
-def _untrained(base: Base, name: str, size: int | None, seed: int) -> ViT:
+def _untrained(config: TeacherConfig, size: int | None, classes: list[str], name: str) -> ViT:
     """The model as training starts from it."""
-    with seeded(seed):
-        model = build_base(base)
-    token = getattr(model, "reg_token", None)
-    if token is not None:
-        # Each register at random: timm's all start near zero, and registers that start equal stay equal.
-        generator = torch.Generator().manual_seed(stable_seed(seed, "registers"))
-        token.copy_(REGISTER_STD * torch.randn(token.shape, generator=generator))
-    native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
-    preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
-    return inspect_vit(model, name, preprocess, Structure(), Origin(base=base))
-
-
-def _check_shape(shape: str) -> None:
-    """Raise for a shape that is no plain ViT, before any work."""
-    import timm
-
-    known = timm.list_models(module="vision_transformer")
-    if shape.split(".")[0] not in known:
-        hint = near_miss(shape, known) or ", such as vit_tiny_patch16_224"
-        raise ValueError(f"--shape {shape} is no plain timm ViT (vit_* or deit_*){hint}")
-
-
-def _timm_kwargs(config: TeacherConfig, size: int | None) -> dict[str, Any]:
-    """The shape as arguments of a timm constructor, without what keeps the architecture's own value."""
     given = {
         "img_size": size,
         "patch_size": config.patch,
@@ -181,10 +160,23 @@ def _timm_kwargs(config: TeacherConfig, size: int | None) -> dict[str, Any]:
         "depth": config.depth,
         "num_heads": config.heads,
     }
-    kwargs: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    # What is not given keeps the architecture's own value.
+    kwargs: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     if config.registers:
         kwargs |= {"reg_tokens": config.registers, "no_embed_class": True}
-    return kwargs
+    base = Base(source=f"timm/{config.shape}", kwargs=kwargs, num_classes=len(classes))
+    with seeded(config.seed):
+        model = build_base(base)
+    token = getattr(model, "reg_token", None)
+    if token is not None:
+        # Each register at random: timm's all start near zero, and registers that start equal stay equal.
+        generator = torch.Generator().manual_seed(stable_seed(config.seed, "registers"))
+        token.copy_(REGISTER_STD * torch.randn(token.shape, generator=generator))
+    native = size or int(model.patch_embed.img_size[0])  # type: ignore[union-attr, index]
+    preprocess = Preprocess.for_native(native, *IMAGENET, size=native)
+    vit = inspect_vit(model, name, preprocess, Structure(), Origin(base=base))
+    vit.classes = list(classes)
+    return vit
 
 
 def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:

@@ -75,18 +75,6 @@ def test_a_summary_is_read_as_it_was_written(tmp_path):
         DistillSummary.read(tmp_path)
 
 
-def test_a_summary_of_an_earlier_version_is_read(tmp_path):
-    """Its validation has no key for what was not measured, and it knows nothing of bad images."""
-    tiny_run(tmp_path / "run", budget="2steps")
-    path = tmp_path / "run" / "summary.json"
-    values = json.loads(path.read_text())
-    del values["bad_images"], values["validation"]["recovery"]
-    path.write_text(json.dumps({**values, "unknown": 1}))
-    old = DistillSummary.read(tmp_path / "run")
-    assert old.bad_images == [] and old.validation.recovery is None
-    assert old.phases == Phases((2, 2))
-
-
 def test_stages_one_after_the_other_equal_one_run_to_the_last_bit(tmp_path):
     whole = tiny_run(tmp_path / "whole")
     first = tiny_run(tmp_path / "first", stage="1")

@@ -28,7 +28,6 @@ from raptor.phases.cut import Phases
 from raptor.report.results import read_results
 from raptor.run import Interrupted, Run
 from raptor.train import DistillSummary, distill, loop
-from raptor.train.loop import Loop, LoopState
 from raptor.train.stage import Training
 from raptor.train.validation import Scores, Validator
 from raptor.vit.open import open_vit
@@ -103,18 +102,6 @@ def test_a_finished_run_is_given_back_untouched(tmp_path):
     assert all(torch.equal(blocks_of(first)[n], v) for n, v in blocks_of(without).items())
 
 
-def test_a_run_with_muon_resumes_to_the_last_bit(tmp_path, monkeypatch):
-    whole = blocks_of(tiny_run(tmp_path / "whole", optimizer="muon"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_stop_or_save", lambda loop: ((loop.state.stage, loop.state.step) == ("stage2", 1), True))
-        with pytest.raises(Interrupted, match="stopped after step 2 of stage2"):
-            tiny_run(tmp_path / "run", optimizer="muon")
-    again = blocks_of(tiny_run(tmp_path / "run", optimizer="muon"))
-    assert all(torch.equal(again[n], v) for n, v in whole.items())
-    other = blocks_of(tiny_run(tmp_path / "other"))
-    assert any(not torch.equal(other[n], v) for n, v in whole.items())
-
-
 class Spoiled(nn.Module):
     """A teacher's block that gives a NaN from its `when`-th training batch on."""
 
@@ -168,34 +155,9 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
     assert surrogate_bytes(tmp_path / "run") == surrogate_bytes_of(tmp_path)
 
 
-def test_a_truncated_checkpoint_is_named_and_left_alone(tmp_path):
-    tiny_run(tmp_path / "run")
-    (tmp_path / "run" / "summary.json").unlink()
-    path = tmp_path / "run" / "checkpoint" / "step-11" / "tensors.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(RunError, match=r"step-11 is truncated: write step-9 into .*latest") as error:
-        tiny_run(tmp_path / "run")
-    assert "\n" not in str(error.value)
-    assert path.stat().st_size == 1000
-    (tmp_path / "run" / "checkpoint" / "latest").write_text("step-9")
-    tiny_run(tmp_path / "run")
-    assert surrogate_bytes(tmp_path / "run") == surrogate_bytes_of(tmp_path)
-
-
 def surrogate_bytes_of(folder: Path) -> bytes:
     tiny_run(folder / "again")
     return surrogate_bytes(folder / "again")
-
-
-def test_a_changed_config_is_refused_naming_the_change(tmp_path):
-    tiny_run(tmp_path / "run")
-    before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(RunError, match=r"another config \(--lr: 0\.001 -> 0\.5\): choose another --out") as error:
-        tiny_run(tmp_path / "run", lr=0.5)
-    assert "\n" not in str(error.value)
-    with pytest.raises(RunError, match=r"seed: 0 -> 1"):
-        tiny_run(tmp_path / "run", seed=1)
-    assert (tmp_path / "run" / "config.yaml").read_text() == before
 
 
 def test_a_run_of_an_own_module_says_that_it_needs_it(tmp_path):
@@ -365,12 +327,6 @@ def test_a_surrogate_that_cannot_be_measured_is_kept_with_a_line(tmp_path, monke
             tiny_run(tmp_path / "run", stage1_share=0.0)
     numbers = saved_steps(monkeypatch)
     assert tiny_run(tmp_path / "run", stage1_share=0.0).summary.validation.num_images == 8 and not numbers
-
-
-def test_a_checkpoints_state_is_read_as_it_was_written():
-    state = LoopState("stage2", 7, {"stage1": 4, "stage2": 9}, 1.5, [{"stage": "stage1", "r2_last": 0.5}], ["a.png"], 3)
-    saved = json.loads(json.dumps({**state.to_dict(), "tensor_bytes": 12}))
-    assert LoopState.from_dict(saved) == state
 
 
 def test_a_budget_of_few_steps_is_announced_before_training(tmp_path, capsys):
