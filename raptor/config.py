@@ -600,8 +600,8 @@ class ProbeConfig(OnModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
     """the state to probe (0..L); by default the last."""
     num_images: Number | None = None
     """use only this many held-out images."""
-    closed_form: Literal["ridge", "logistic"] | None = None
-    """ridge or logistic on cached features, for a quick look at classification."""
+    closed_form: Literal["ridge"] | None = None
+    """ridge: heads by ridge regression on cached features, for a quick look at classification."""
     init_head: Head = "own"
     """where the classifier starts: own (the model's own linear head, where it has one of as many classes), random, or
     the file of a published linear head. Its outputs are matched with the data's classes by name where the file holds

@@ -109,7 +109,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, capsys):
         ("distill scenes --stage 3", "--stage must be one of all, 1, 2, got 3"),
         ("distill scenes --track paper", "--track must be one of wandb, tensorboard, got paper"),
         ("distill scenes --start nowhere", "unknown model 'nowhere'"),
-        ("probe scenes --closed_form lasso", "--closed_form must be one of ridge, logistic, got lasso"),
+        ("probe scenes --closed_form lasso", "--closed_form must be one of ridge, got lasso"),
         ("probe scenes --init_head mine.pth", "choose from own, random"),
         ("probe scenes --classes mine.txt", "--classes: there is no file mine.txt"),
         ("phases dinov2s.pt", "weights file dinov2s.pt does not exist"),

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Annotated, NamedTuple, overload
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,11 +60,7 @@ class Phases(Record, Sequence[int]):
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return self.lengths[index]
 
     @property
@@ -85,12 +81,6 @@ class Phases(Record, Sequence[int]):
         """First and last layer of each phase, both included: `[(1, 7), (8, 12)]` for 7 | 5."""
         edges = [0, *self.boundaries, self.num_layers]
         return [(start + 1, end) for start, end in pairwise(edges)]
-
-    def start(self, phase: int) -> int:
-        """The l of the state `a_l` that enters this phase; the phase makes `a_(l+1)` first. `start(0)` is 0."""
-        if not 0 <= phase < self.k:
-            raise ValueError(f"phase must be 0 to {self.k - 1}, got {phase}")
-        return sum(self.lengths[:phase])
 
     def phase_of(self, layer: int) -> int:
         """The phase (0..k-1) that makes `a_layer`, for a layer of 1..L."""
@@ -233,17 +223,12 @@ def _segment_scores(matrix: Array, score: str, min_length: int) -> Array:
     prefix = _prefix_sums(matrix)
     diagonal = np.diagonal(prefix)
     within_se = diagonal[None, :] - prefix - prefix.T + diagonal[:, None]
-    length_se = segment_lengths(len(matrix))
+    edges = np.arange(len(matrix) + 1)
+    length_se = edges[None, :] - edges[:, None]
     # Segments that end before they start are left out below; 1 keeps their division defined.
     n = np.maximum(length_se, 1).astype(float)
     scores = {"weighted": within_se / n, "mean": within_se / n**2, "cut": within_se - n**2}
     return np.where(length_se >= min_length, scores[score], -np.inf)
-
-
-def segment_lengths(num_layers: int) -> NDArray[np.int64]:
-    """(L+1, L+1): the length of the segment of layers s+1..e; negative where e comes before s."""
-    edges = np.arange(num_layers + 1)
-    return edges[None, :] - edges[:, None]
 
 
 def _prefix_sums(matrix: Array) -> Array:

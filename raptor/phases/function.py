@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raptor.data.stream import Batch
-from raptor.phases.cut import Phases, best_partition, check_counts, segment_lengths
+from raptor.phases.cut import Phases, best_partition, check_counts
 from raptor.phases.evidence import NUM_RESAMPLES, CutEvidence, boundary_intervals
 from raptor.phases.partitions import num_partitions, sample_partitions
 from raptor.progress import Progress
@@ -90,7 +90,9 @@ def measure_replacement(
                     for layer, other in pairs:
                         altered = _outcome(vit, _run_replaced(vit, states[layer - 1], context, layer, other, part))
                         if vit.num_classes:
-                            cost_b = _divergence(original, altered)
+                            # KL(original || altered) of class probabilities for each image, in nats.
+                            log_p_bc = F.log_softmax(original, dim=-1)
+                            cost_b = (log_p_bc.exp() * (log_p_bc - F.log_softmax(altered, dim=-1))).sum(-1)
                             agrees_bll[:, layer - 1, other - 1] = (original.argmax(-1) == altered.argmax(-1)).double()
                         else:
                             cost_b = (altered - original).flatten(1).norm(dim=1) / original.flatten(1).norm(dim=1)
@@ -180,13 +182,6 @@ def branch_names(block: nn.Module) -> dict[Part, list[str]]:
     return {"attention": names[:second_norm], "mlp": names[second_norm:]}
 
 
-def _divergence(original_bc: Tensor, altered_bc: Tensor) -> Tensor:
-    """KL(original || altered) of class probabilities for each image, in nats."""
-    log_p_bc = F.log_softmax(original_bc, dim=-1)
-    log_q_bc = F.log_softmax(altered_bc, dim=-1)
-    return (log_p_bc.exp() * (log_p_bc - log_q_bc)).sum(-1)
-
-
 # Cutting --------------------------------------------------------------------------------------------------------------
 
 
@@ -205,14 +200,11 @@ def cut_by_function(cost: Array, k: int, min_length: int = 1, max_length: int | 
     check_counts(num_layers, k, min_length)
     if k * longest < num_layers:
         raise ValueError(f"{k} phases of at most {longest} blocks are fewer than {num_layers}: give a larger --k")
-    cost_se = np.full((num_layers + 1, num_layers + 1), np.inf)  # of a phase of the blocks s+1..e
-    for start in range(num_layers):
-        for end in range(start + 1, num_layers + 1):
-            cost_se[start, end] = cost[start:end, start:end].sum(axis=0).min()
-    length_se = segment_lengths(num_layers)
     # Costs are negated, because the dynamic programme looks for the largest sum.
-    is_allowed = (length_se >= min_length) & (length_se <= longest)
-    score_se = np.where(is_allowed, -cost_se, -np.inf)
+    score_se = np.full((num_layers + 1, num_layers + 1), -np.inf)  # of a phase of the blocks s+1..e
+    for start in range(num_layers):
+        for end in range(start + min_length, min(start + longest, num_layers) + 1):
+            score_se[start, end] = -cost[start:end, start:end].sum(axis=0).min()
     edges = best_partition(score_se, k, tolerance=1e-12 * float(np.abs(cost).max()))
     return with_representatives(cost, Phases(tuple(np.diff(edges).tolist()), method="function"))
 
@@ -232,15 +224,13 @@ def with_representatives(cost: Array, phases: Phases) -> Phases:
 
 def function_evidence(found: Replacement, phases: Phases) -> CutEvidence:
     """How sure the boundaries of a cut by function are over resampled images, and what other partitions cost."""
-    evidence = CutEvidence(cost=sum(phases.scores), random_cost=mean_cost(found.cost, phases))
+    # The mean over all contiguous partitions into as many phases, or over a sample where there are many.
+    num = min(num_partitions(phases.num_layers, phases.k), _NUM_RANDOM)
+    costs = []
+    for drawn in sample_partitions(phases.num_layers, phases.k, num):
+        costs.append(sum(with_representatives(found.cost, drawn).scores))
+    evidence = CutEvidence(cost=sum(phases.scores), random_cost=float(np.mean(costs)))
     if found.num_images > 1:
         recut = [cut_by_function(cost, phases.k) for cost in found.resampled()]
         evidence.boundaries, evidence.stability = boundary_intervals(phases, recut)
     return evidence
-
-
-def mean_cost(cost: Array, phases: Phases) -> float:
-    """The mean cost of contiguous partitions into as many phases: of all, or of a sample where there are many."""
-    num = min(num_partitions(phases.num_layers, phases.k), _NUM_RANDOM)
-    drawn = sample_partitions(phases.num_layers, phases.k, num)
-    return float(np.mean([sum(with_representatives(cost, one).scores) for one in drawn]))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raptor.certificate.linear_head import LinearHead, own_linear_head
-from raptor.certificate.ridge import ALPHAS, fit_ridge, standardised
+from raptor.certificate.ridge import fit_ridge
 from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
@@ -27,8 +27,6 @@ from raptor.vit.view import ViT
 
 _CROP_SCALE = (0.08, 1.0)
 _SCORE_ELEMENTS = 2**26
-_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-CLOSED_FORMS = {"ridge": ALPHAS, "logistic": _PENALTIES}
 
 
 class Classify:
@@ -73,7 +71,15 @@ class Classify:
         self.num_features = vit.dim * sum(name in POOLED for name, _ in self.vit.groups.present())
         split = self.features(train_data.select(held))
         reported, labels = self.features(val_data)
-        self.parts = {"split": split, "reported": (reported, _same_classes(labels, val_data, classes))}
+        own = _classes(val_data)
+        number_of = {name: number for number, name in enumerate(classes)}
+        # A data set may name classes that none of its images has.
+        for i in sorted(val_data.present()):
+            if own[i] not in number_of:
+                raise ValueError(f"class {own[i]} of {val_data.name} does not occur in the training data")
+        # Renumbered to the order of training. A -1 stands only for classes without images: no label becomes one.
+        table = torch.tensor([number_of.get(name, -1) for name in own])
+        self.parts = {"split": split, "reported": (reported, table.to(labels.device)[labels])}
         self.steps_per_epoch = len(fit) // self.batch_size
 
     def features(self, data: ImageData, collect: bool = False) -> tuple[Tensor, Tensor]:
@@ -118,7 +124,9 @@ class Classify:
         # Whether the model's own end is linear in these features is found out on a few images.
         batch = next(iter(iterate(self.fit_data, self.preprocess, 8, device=self.device, limit=8)))
         head = own_linear_head(self.vit, batch.images)
-        return None if head is None else (head.weight, head.bias)
+        if head is None:
+            return None
+        return head.weight, head.bias
 
     def start(self, seed: int) -> None:
         self.stream = TrainStream(
@@ -198,7 +206,7 @@ def read_head(source: str | Path | LinearHead, classes: Sequence[str], num_featu
     count = Counter(head.classes)
     for one in classes:
         if count[one] != 1:
-            num = f"{count[one]} outputs" if count[one] else "no output"
+            num = f"{count[one] or 'no'} output{'s' * (count[one] > 1)}"
             raise ValueError(f"{name} has {num} for the class {one} of the data: give another --init_head, or random")
     rows = [list(head.classes).index(one) for one in classes]
     return head.weight[rows], head.bias[rows]
@@ -212,77 +220,16 @@ def _classes(data: ImageData) -> list[str]:
     return data.classes
 
 
-def _same_classes(labels: Tensor, data: ImageData, classes: list[str]) -> Tensor:
-    """Labels of `data` renumbered to the order of `classes`."""
-    own = _classes(data)
-    if own == classes:
-        return labels
-    number_of = {name: number for number, name in enumerate(classes)}
-    # A data set may name classes that none of its images has.
-    for i in sorted(data.present()):
-        if own[i] not in number_of:
-            raise ValueError(f"class {own[i]} of {data.name} does not occur in the training data")
-    # A -1 stands only for classes without images, so that no label becomes one.
-    table = torch.tensor([number_of.get(name, -1) for name in own])
-    return table.to(labels.device)[labels]
-
-
-def fit_closed_form(task: Classify, kind: str, penalties: Sequence[float]) -> SeedRun:
-    """Fit a head per penalty on centre crops of the training images and choose on the split."""
+def fit_ridge_heads(task: Classify, penalties: Sequence[float]) -> SeedRun:
+    """Fit a ridge head per penalty on centre crops of the training images and choose on the split."""
     features_nf, labels_n = task.features(task.fit_data, collect=True)
 
     def fit() -> HeadTensors:
-        if kind == "ridge":
-            fitted = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in penalties]
-            heads = [(head.weight, head.bias) for head in fitted]
-        else:
-            heads = logistic_path(features_nf, labels_n, task.num_outputs, penalties)
-        weight_gcf = torch.stack([weight for weight, _ in heads])
-        bias_gc = torch.stack([bias for _, bias in heads])
-        return weight_gcf.cpu(), bias_gc.cpu()
+        heads = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in penalties]
+        weight_gcf = torch.stack([head.weight for head in heads])
+        return weight_gcf.cpu(), torch.stack([head.bias for head in heads]).cpu()
 
     weight_gcf, bias_gc = task.ranks.first(fit)
     choice = Choice(task, penalties)
     choice.see(weight_gcf.to(task.device), bias_gc.to(task.device), 0)
     return choice.finish(seed=0)
-
-
-def logistic_path(
-    features_nf: Tensor, labels_n: Tensor, num_classes: int, penalties: Sequence[float]
-) -> list[HeadTensors]:
-    """Multinomial logistic regression on standardised features for each penalty, each started from the one before.
-
-    Minimises mean cross-entropy + penalty / 2 |W|^2 (biases are free) by L-BFGS in float64. weight (C, F) and bias (C,)
-    apply to the features as they are.
-    """
-    z_nf, mean, scale = standardised(features_nf)
-    weight = torch.zeros(num_classes, z_nf.shape[1], dtype=torch.float64, device=z_nf.device, requires_grad=True)
-    bias = torch.zeros(num_classes, dtype=torch.float64, device=z_nf.device, requires_grad=True)
-    heads = []
-    # From the strongest penalty to the weakest, each start is close to its minimum.
-    for penalty in penalties:
-        _minimise(z_nf, labels_n, weight, bias, penalty)
-        # W (x - mean) / scale + b in terms of x itself.
-        own = (weight / scale).detach()
-        heads.append((own.float(), (bias - own @ mean).detach().float()))
-    return heads
-
-
-def _minimise(z_nf: Tensor, labels_n: Tensor, weight: Tensor, bias: Tensor, penalty: float) -> None:
-    # Without a line search torch always takes the whole step, which may overshoot the minimum.
-    optimizer = torch.optim.LBFGS(
-        [weight, bias],
-        max_iter=500,
-        tolerance_grad=1e-7,
-        tolerance_change=1e-12,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = F.cross_entropy(F.linear(z_nf, weight, bias), labels_n) + penalty / 2 * weight.square().sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)

@@ -120,7 +120,9 @@ class Depth(DenseTask):
 
     def _rmse(self, sums: Tensor) -> float:
         squares, num_valid = self.ranks.add_(sums).tolist()
-        return math.sqrt(squares / num_valid) if num_valid else math.nan
+        if num_valid == 0:
+            return math.nan
+        return math.sqrt(squares / num_valid)
 
 
 def bin_depths(max_depth: float = 10.0) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from raptor.data.stream import stable_seed
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.probes.result import HeadTensors, Pick, SeedRun
+from raptor.probes.result import HeadTensors, Pick, SeedRun, rank
 from raptor.train.plan import time_steps
 from raptor.train.stage import learning_rate
 
@@ -176,19 +175,12 @@ class Choice:
         row: list[float | None] = [score[self.task.metric] for score in scores]
         self.epochs.append(epoch)
         self.rows.append(row)
-        g = max(range(len(row)), key=lambda i: self._rank(row[i]))
+        g = max(range(len(row)), key=lambda i: rank(row[i], self.task.higher_is_better))
         self.last = Pick(self.values[g], epoch, row[g], head=(weight_gcf[g].clone(), bias_gc[g].clone()))
         # Strictly better: of equal heads the earlier epoch stays.
-        if self.best is None or self._rank(row[g]) > self._rank(self.best.split_score):
+        up = self.task.higher_is_better
+        if self.best is None or rank(row[g], up) > rank(self.best.split_score, up):
             self.best = self.last
-
-    def _rank(self, score: float | None) -> float:
-        """Higher is better; a head that diverged is the worst."""
-        if score is None or math.isnan(score):
-            return -math.inf
-        if self.task.higher_is_better:
-            return score
-        return -score
 
     def finish(self, seed: int, num_steps: int | None = None, planned_steps: int | None = None) -> SeedRun:
         """Score the two picks on the reported set, which is used only here."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raptor.certificate.linear_head import LinearHead
+from raptor.certificate.ridge import ALPHAS
 from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.data.apart import check_apart
 from raptor.data.split import Split
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.probes.classify import CLOSED_FORMS, Classify, fit_closed_form, read_head
+from raptor.probes.classify import Classify, fit_ridge_heads, read_head
 from raptor.probes.depth import Depth
 from raptor.probes.grid import grid_around, step_seconds, train_heads
 from raptor.probes.result import ProbeResult, ProbeSettings
@@ -78,7 +79,7 @@ def probe(
         precision: `fp32` or `bf16`; by default bf16 on CUDA.
         size: image side (the shorter one of frames), or (height, width) of frames; by default the model's own for
             classification and the data's frame otherwise. Frames are padded to whole patches.
-        closed_form: `ridge` or `logistic` on cached features, for a quick look at classification.
+        closed_form: `ridge` on cached features, for a quick look at classification.
         init_head: where the classifier starts: `own`, the model's own linear head where it has one with as many classes
             (for the last layer), else at random; `random`; or a published linear head, whose outputs are matched with
             the data's classes by name where its file holds names. A head that is not random takes part in the choice as
@@ -94,18 +95,18 @@ def probe(
     is_given = not isinstance(init_head, str) or init_head not in _STARTS
     if task != "classify" and (closed_form is not None or is_given):
         raise ValueError(f"closed_form and init_head are for the task classify, not {task}")
-    if closed_form is not None and closed_form not in CLOSED_FORMS:
-        raise ValueError(f"unknown closed form {closed_form!r}; use {' or '.join(CLOSED_FORMS)}")
+    if closed_form not in (None, "ridge"):
+        raise ValueError(f"unknown closed form {closed_form!r}; use ridge")
     if closed_form is not None and is_given:
         raise ValueError("a closed form has no starting point; leave out init_head or closed_form")
-    epochs = own.epochs if epochs is None else epochs
-    weight_decay = own.weight_decay if weight_decay is None else weight_decay
+    if epochs is None:
+        epochs = own.epochs
+    if weight_decay is None:
+        weight_decay = own.weight_decay
     # Ties go to the first: the smaller learning rate, the larger penalty.
+    grid = sorted(lrs or grid_around(own.lr))
     if closed_form is not None:
-        # The logistic path also starts each fit from the stronger penalty before.
-        grid = sorted(lrs or CLOSED_FORMS[closed_form], reverse=True)
-    else:
-        grid = sorted(lrs or grid_around(own.lr))
+        grid = sorted(lrs or ALPHAS, reverse=True)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
     if min(grid) <= 0 or epochs < 1 or not seeds:
@@ -116,11 +117,12 @@ def probe(
     if val_data is None and not isinstance(train_data, str):
         raise ValueError("give val_data: opened training data does not say where its validation split is")
     train = _open(train_data, "train", task)
-    val = _open(train_data if val_data is None else val_data, "val", task)
+    val = _open(val_data or train_data, "val", task)
     if isinstance(train_data, str) or isinstance(val_data, str):  # a command that opens both has checked them already
         check_apart(train, val)
     began = time.monotonic()
-    layer = vit.num_layers if layer is None else layer
+    if layer is None:
+        layer = vit.num_layers
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
     made: Classify | Segment | Depth
@@ -137,7 +139,7 @@ def probe(
     init = None
     if closed_form is not None:
         assert isinstance(made, Classify)
-        runs = [fit_closed_form(made, closed_form, grid)]
+        runs = [fit_ridge_heads(made, grid)]
     else:
         if isinstance(made, Classify) and is_given:
             init = read_head(init_head, made.fit_data.classes or [], made.num_features)
@@ -177,16 +179,23 @@ def probe(
                 "give a smaller --lr"
             )
     settings = ProbeSettings(
-        epochs=None if closed_form else epochs,
+        epochs=epochs,
         batch_size=made.batch_size,
-        weight_decay=None if closed_form else weight_decay,
+        weight_decay=weight_decay,
         precision=precision,
         train_data=train.name,
         val_data=val.name,
         init_head=start,
         max_seconds=max_seconds,
     )
-    classes = made.fit_data.classes if isinstance(made, Classify) else None
+    if closed_form is not None:
+        settings.epochs = None
+        settings.weight_decay = None
+    classes = None
+    chance = None
+    if isinstance(made, Classify):
+        classes = made.fit_data.classes
+        chance = 1 / made.num_outputs
     return ProbeResult(
         task=task,
         model=vit.name,
@@ -200,7 +209,7 @@ def probe(
         settings=settings,
         seeds=runs,
         seconds=time.monotonic() - began,
-        chance=1 / len(classes) if classes else None,
+        chance=chance,
         floors=dict(made.floors()),
         subject=Subject.of(vit, val),
         classes=classes,

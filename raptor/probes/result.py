@@ -134,15 +134,7 @@ class ProbeResult(ResultFile):
     @property
     def head(self) -> HeadTensors:
         """weight (C, F) and bias (C,) of the seed whose chosen head is best on the split."""
-
-        def rank(run: SeedRun) -> float:
-            score = _number(run.chosen.split_score)
-            # max() keeps a NaN that comes first.
-            if math.isnan(score):
-                return -math.inf
-            return score if self.higher_is_better else -score
-
-        head = max(self.seeds, key=rank).chosen.head
+        head = max(self.seeds, key=lambda run: rank(run.chosen.split_score, self.higher_is_better)).chosen.head
         assert head is not None, "a result that was read from a file has no heads"
         return head
 
@@ -267,6 +259,14 @@ class ProbeReport(ResultFile):
     @classmethod
     def read(cls, folder: str | Path, task: str = "classify") -> ProbeReport:
         return cls.read_file(Path(folder) / f"probe-{task}.json")
+
+
+def rank(score: Score, higher_is_better: bool) -> float:
+    """Higher is better; a head that diverged is the worst."""
+    # max() keeps a NaN that comes first.
+    if score is None or math.isnan(score):
+        return -math.inf
+    return score if higher_is_better else -score
 
 
 def recovery(surrogate: ProbeResult, teacher: ProbeResult) -> float | None:
