@@ -16,7 +16,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from raptor.config import Config
 from raptor.devices import device_name, torch_defaults
 from raptor.streaming import Record, jsonable
 
-_PACKAGES = {"numpy": "numpy", "raptor": "raptor-vit", "timm": "timm"}
 _NOT_DECISIVE = ("out", "device", "num_workers", "resume", "track", "jobs", "cells", "max_seconds", "teacher_folder")
 """Options that do not decide the numbers of a result."""
 
@@ -199,11 +197,10 @@ def _plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and torch, and of raptor, numpy and timm if they are installed as packages."""
-    from importlib.metadata import PackageNotFoundError, version
+    """Versions of Python, of the raptor that runs (which may be another than the installed one), and of its parts."""
+    from importlib.metadata import version
 
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    for name, package in _PACKAGES.items():
-        with suppress(PackageNotFoundError):
-            found[name] = version(package)
-    return found
+    # The package itself stands right of this file, so it is not imported here.
+    running = str(sys.modules["raptor"].__version__)
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "raptor": running}
+    return found | {name: version(name) for name in ("numpy", "timm")}

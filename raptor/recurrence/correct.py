@@ -18,8 +18,7 @@ from torch import Tensor
 from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
-from raptor.phases.cut import check_phases
-from raptor.recurrence.tool import ToolFile
+from raptor.recurrence.tool import ToolFile, phases_with
 from raptor.streaming import Record
 from raptor.vit.on_demand import ReadOut
 from raptor.vit.trajectory import autocast
@@ -124,12 +123,7 @@ def measure_corrections(
 
     phases: lengths of the phases, needed for a teacher; by default those of the surrogate.
     """
-    lengths = vit.phases if phases is None else phases
-    if lengths is None:
-        raise ValueError(f"{vit.name} is not a surrogate: say where its phases are with phases=")
-    found = check_phases(vit, lengths)
-    if not 1 <= phase <= found.k:
-        raise ValueError(f"there is no phase {phase}: phases are numbered 1 to {found.k}")
+    found = phases_with(vit, phases, phase)
     if max_extra < 0:
         raise ValueError(f"the number of further steps must be at least 0, got {max_extra}")
     logits = logits or vit.finish

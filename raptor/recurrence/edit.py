@@ -18,8 +18,7 @@ from torch import Tensor
 from raptor.data.stream import Batch
 from raptor.dynamics.effects import run_blocks
 from raptor.dynamics.repetition import repetition_plan
-from raptor.phases.cut import check_phases
-from raptor.recurrence.tool import ToolFile
+from raptor.recurrence.tool import ToolFile, phases_with
 from raptor.streaming import Record
 from raptor.vit.on_demand import ReadOut
 from raptor.vit.trajectory import autocast
@@ -149,12 +148,7 @@ def measure_edit(
 
     means: `class_means` at the last layer of that phase and at the last layer of the model.
     """
-    lengths = vit.phases if phases is None else phases
-    if lengths is None:
-        raise ValueError(f"{vit.name} is not a surrogate: say where its phases are with phases=")
-    found = check_phases(vit, lengths)
-    if not 1 <= phase <= found.k:
-        raise ValueError(f"there is no phase {phase}: phases are numbered 1 to {found.k}")
+    found = phases_with(vit, phases, phase)
     layer = found.spans[phase - 1][1]
     for where in (layer, vit.num_layers):
         if where not in means:
