@@ -93,9 +93,12 @@ def _evidence(card: Json) -> Evidence | None:
     if card["trend"]:
         pairs = [list(zip(column(teachers, "p"), column(teachers, "value"))) for teachers in makes]
         return trend_within_makes(pairs, above, below)
-    values = [column(teachers, "value") for teachers in makes]
+    values = []
+    for teachers in makes:
+        own = column(teachers, "value")
+        # Ratios are averaged as logarithms, so that twice and half cancel.
+        values.append(list(map(math.log, own)) if card["log"] else own)
     if card["log"]:
-        values = [list(map(math.log, of_make)) for of_make in values]
         above = math.log(above) if above is not None else None
         below = math.log(below) if below is not None else None
     return mean_over_makes(values, above, below)

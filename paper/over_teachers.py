@@ -62,7 +62,7 @@ def evidence(value: float, error: float, df: float, above: float | None, below: 
 
 def mean_over_makes(makes: Sequence[Sequence[float]], above: float | None, below: float | None) -> Evidence | None:
     """Student's t over the means of makes; None with fewer than three makes."""
-    means = [fmean(teachers) for teachers in makes]
+    means = list(map(fmean, makes))
     if len(means) < NUM_MAKES:
         return None
     return evidence(fmean(means), stdev(means) / sqrt(len(means)), len(means) - 1, above, below)

@@ -45,9 +45,10 @@ def points_of(source: Json, rows: Sequence[Json]) -> list[Json]:
     """The points that a source of cards.yaml names."""
     if "rows" in source:
         found = _of_rows(source, rows)
+    elif source.get("measure") == "from_sweeps":
+        found = from_sweeps(source["path"], source.get("minus"))
     elif "measure" in source:
-        arguments = {name: source[name] for name in ("path", "minus") if name in source}
-        found = globals()[source["measure"]](**arguments)
+        found = globals()[source["measure"]]()
     else:
         saved = read(ROOT / source["file"])
         value = entry(saved, source["path"])
