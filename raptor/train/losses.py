@@ -109,14 +109,6 @@ class StateVariance:
         # States that do not vary would divide their error by 0.
         return float(self.moments[layer, name].variance.mean().clamp(min=1e-12))
 
-    def coordinates(self, layer: int, name: str) -> Tensor:
-        """The variance of each coordinate, (D,), raised to a hundredth of the median one where it is smaller.
-
-        A coordinate that hardly varies would otherwise weigh its rounding errors as much as others weigh signal.
-        """
-        v_d = self.moments[layer, name].variance.float().cpu()
-        return v_d.clamp(min=max(_FLOOR * float(v_d.median()), 1e-12))
-
     def concentration(self) -> tuple[float, int, str]:
         """The largest share of a token group's variance that 1 % of the coordinates hold, with its layer and group."""
         found = []
@@ -133,7 +125,7 @@ class StateVariance:
         """What each squared error is divided by.
 
         (L, T): 1, the variance of its layer, or that of its layer and group. (L, T, D): the variance of its layer,
-        group and coordinate.
+        group and coordinate, raised to a hundredth of the median coordinate's where it is smaller.
         """
         if normalise not in NORMALISATIONS:
             raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
@@ -146,7 +138,9 @@ class StateVariance:
         for layer in range(1, self.num_layers + 1):
             for name, where in self.groups.present():
                 if normalise == "coordinate":
-                    variance[layer - 1, where] = self.coordinates(layer, name)
+                    v_d = self.moments[layer, name].variance.float().cpu()
+                    # A coordinate that hardly varies would weigh its rounding errors as much as others weigh signal.
+                    variance[layer - 1, where] = v_d.clamp(min=max(_FLOOR * float(v_d.median()), 1e-12))
                 elif normalise == "group":
                     variance[layer - 1, where] = self.variance(layer, name)
                 else:

@@ -88,7 +88,11 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     if size is None and spec == "scenes":
         size = SCENES_SIZE
     if isinstance(spec, tuple):
-        train_data, val_data = _given_images(*spec)
+        train_data, given_val = spec
+        check_apart(train_data, given_val)
+        val_data = labelled_like(given_val, train_data)
+        if given_val.labels is not None and val_data.labels is None:
+            raise ValueError(f"{given_val.name} has other classes than {train_data.name}: give images of the same ones")
         spec = train_data.name
     else:
         chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
@@ -139,15 +143,6 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
             with run.writing():
                 repair_saved(vit, folder / "teacher")
     return vit
-
-
-def _given_images(train_data: ImageData, val_data: ImageData) -> tuple[ImageData, ImageData]:
-    """Images that a program holds, to train on and held-out, with the same classes where the latter have any."""
-    check_apart(train_data, val_data)
-    alike = labelled_like(val_data, train_data)
-    if val_data.labels is not None and alike.labels is None:
-        raise ValueError(f"{val_data.name} has other classes than {train_data.name}: give images of the same ones")
-    return train_data, alike
 
 
 @torch.no_grad()
