@@ -42,14 +42,6 @@ def test_ade20k_sample() -> None:
     np.testing.assert_array_equal(masks[0].numpy(), third[rows.astype(int)][:, columns.astype(int)])
 
 
-def test_a_fingerprint_sees_the_sizes_of_files_in_an_archive() -> None:
-    data = open_dense(f"ade20k:{sample('ade20k-sample.zip')}", "val", "segment")
-    with zipfile.ZipFile(sample("ade20k-sample.zip")) as packed:
-        name = data.names[0]
-        sizes = [len(packed.read(path)) for path in (name, name.replace("images", "annotations")[:-3] + "png")]
-    assert (data.file(int(data.positions[0])).num_bytes, data.stamp(int(data.positions[0]))) == (sizes[0], sum(sizes))
-
-
 def test_ade20k_folder(tmp_path: Path) -> None:
     root = tmp_path / "ADEChallengeData2016"
     for split, name in (("training", "ADE_train_00000001"), ("validation", "ADE_val_00000001")):

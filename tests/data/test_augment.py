@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
+from tiny_images import picture
 from torchvision.transforms.v2 import functional as F
 
-from raptor.data.augment import change_colours, draw_boxes, draw_colours, paste
+from raptor.data.augment import change_colours, draw_boxes, draw_colours, draw_crops, paste, random_resized_crop
 
 
 def drawn(draw, num: int, *args: float) -> torch.Tensor:
@@ -54,3 +56,36 @@ def test_boxes_have_a_uniform_area_around_a_uniform_centre() -> None:
     uniform = scipy.stats.uniform().cdf
     for values in ((bottom_b - top_b).square(), (top_b + bottom_b) / 2, (left_b + right_b) / 2):
         assert scipy.stats.kstest(values.numpy(), uniform).pvalue > 0.01
+
+
+@pytest.mark.parametrize(
+    "box", [(0, 0, 20, 20), (5, 9, 13, 31), (0, 3, 64, 40), (10, 0, 40, 64), (0, 0, 64, 64), (63, 63, 1, 1)]
+)
+@pytest.mark.parametrize("size", [32, 56])
+def test_crop_equals_torchvision(box: tuple[int, int, int, int], size: int) -> None:
+    """Up- and downscaling, against float resampling of the cut-out crop."""
+    images = torch.stack([torch.from_numpy(np.array(picture(64, 64, seed))).permute(2, 0, 1) for seed in range(2)])
+    params = torch.tensor([[*box, 0], [*box, 1]])
+    cropped = random_resized_crop(images, params, size)
+    expected = F.resized_crop(images.float(), *box, [size, size], antialias=True)
+    expected[1] = expected[1].flip(-1)
+    torch.testing.assert_close(cropped, expected, atol=2e-3, rtol=0)
+
+
+def test_crops_follow_the_law() -> None:
+    """Area uniform in the scale, all crops inside, half of them flipped."""
+    generator = torch.Generator().manual_seed(3)
+    top, left, height, width, flip = draw_crops(20_000, 256, generator, (0.2, 0.6)).unbind(1)
+    area = height * width / 256**2
+    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 256).all() and (left + width <= 256).all()
+    assert area.min() > 0.19 and area.max() < 0.61
+    assert area.mean().item() == pytest.approx(0.4, abs=0.005)
+    assert (width / height).log().mean().item() == pytest.approx(0, abs=0.01)
+    assert flip.double().mean().item() == pytest.approx(0.5, abs=0.02)
+    room = (256 - width).double()
+    assert (left / room).mean().item() == pytest.approx(0.5, abs=0.01)
+
+
+def test_crop_that_cannot_fit_is_the_whole_image() -> None:
+    crops = draw_crops(5, 64, torch.Generator().manual_seed(0), scale=(1.0, 1.0), ratio=(1.2, 1.3), flip=0.0)
+    assert crops.tolist() == [[0, 0, 64, 64, 0]] * 5

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from pages import ROOT
 from PIL import Image
 from tiny_images import write_hashed, write_tree
@@ -16,7 +15,7 @@ from tiny_images import write_hashed, write_tree
 from raptor.cli import main
 from raptor.data import ChosenData, ImageData, InMemory, Preprocess, open_data
 from raptor.data.apart import describe_images
-from raptor.data.classes import for_head, head_names, imagenet_ids, labelled_like
+from raptor.data.classes import for_head, labelled_like
 from raptor.files import RunError
 
 WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 217 and 566
@@ -24,32 +23,26 @@ WNIDS = ("n01440764", "n01443537", "n02102040", "n03394916")  # classes 0, 1, 21
 
 def test_imagenets_classes_whatever_folders_there_are(tmp_path: Path) -> None:
     """A shuffled or partial set of class folders has the same labels, and so the same accuracy."""
-    assert len(imagenet_ids(1000)) == 1000 and imagenet_ids(1000) == sorted(imagenet_ids(1000))
     root = write_hashed(tmp_path / "all", [f"val/{wnid}/{wnid}_{i}.png" for wnid in WNIDS for i in range(3)])
     whole = for_head(open_data(str(root), "val"), 1000)
     assert sorted(set(whole.labels or [])) == [0, 1, 217, 566] and len(whole.classes or []) == 1000
     by_name = dict(zip(whole.names, whole.labels or []))
-    logits = {name: torch.randn(1000, generator=torch.Generator().manual_seed(i)) for i, name in enumerate(by_name)}
     for kept in (WNIDS[2:], WNIDS[::-2], WNIDS[1:2]):
         shutil.rmtree(tmp_path / "some", ignore_errors=True)
         for wnid in kept:
             shutil.copytree(root / "val" / wnid, tmp_path / "some" / "val" / wnid)
         part = for_head(open_data(str(tmp_path / "some"), "val"), 1000)
         assert part.labels == [by_name[name] for name in part.names]
-        right = [int(logits[name].argmax()) == label for name, label in zip(part.names, part.labels or [])]
-        assert right == [int(logits[name].argmax()) == by_name[name] for name in part.names]
     assert for_head(open_data(str(root), "val"), 4).labels == open_data(str(root), "val").labels
 
 
 def test_classes_from_a_file(tmp_path: Path) -> None:
     root = write_hashed(tmp_path / "pets", [f"val/{name}/{name}{i}.png" for name in ("cat", "dog") for i in range(3)])
     (tmp_path / "head.txt").write_text("bird\ndog\ncat\n")
-    data = for_head(open_data(str(root), "val"), 3, head_names(str(tmp_path / "head.txt"), 3))
-    assert data.labels == [2, 2, 2, 1, 1, 1] and data.classes == ["bird", "dog", "cat"]
     options = {"data": str(root), "classes": str(tmp_path / "head.txt")}
     chosen = ChosenData.of("x", options, num_classes=3)
     (tmp_path / "head.txt").unlink()  # it is read once
-    assert chosen.judged().labels == data.labels
+    assert chosen.judged().labels == [2, 2, 2, 1, 1, 1]
     (tmp_path / "head.txt").write_text("bird\ncat\n")
     with pytest.raises(ValueError, match="names 2 classes, the head has 4"):
         ChosenData.of("x", options, num_classes=4)

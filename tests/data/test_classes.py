@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raptor.data.classes import for_head, head_names, imagenet_ids, renumbered
+from raptor.data.classes import for_head, head_names, imagenet_ids, number_labels, renumbered
 from raptor.data.images import ImageData
 
 
@@ -55,3 +55,22 @@ def test_wordnet_ids_get_imagenets_numbers() -> None:
     assert len(ids) == 1000 and ids == sorted(ids) and ids[0] == "n01440764"
     assert for_head(data_of([0, 1], ["n01443537", "n01440764"]), 1000).labels == [1, 0]
     assert for_head(data_of([0, 1], ["n01443537", "n01440764"]), 7).labels == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "classes"),
+    [
+        ([2, 0, 10], [2, 0, 10], [str(i) for i in range(11)]),
+        (["2", " 10 ", 1], [2, 10, 1], [str(i) for i in range(11)]),
+        ([2.0, 0], [2, 0], ["0", "1", "2"]),
+        (["cat", "ant", None], [1, 0, -1], ["ant", "cat"]),
+        ([True, False, True], [1, 0, 1], ["false", "true"]),
+        ([None, None], None, None),
+        ([1.5, [0, 1]], [-1, -1], []),
+    ],
+)
+def test_what_files_and_programs_give_as_a_class(
+    values: list[object], labels: list[int] | None, classes: list[str] | None
+) -> None:
+    """Numbers stay as they are; names are numbered in sorted order; what is neither has no class."""
+    assert number_labels(values, "x") == (labels, classes)

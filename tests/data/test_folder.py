@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from tiny_images import SHARED, SPLIT_TREE, encoded, needs_shared, same, write_tree
+from tiny_images import SPLIT_TREE, encoded, same, write_tree
 from torchvision.datasets import ImageFolder
 
 from raptor.data import open_data
@@ -75,18 +74,6 @@ def test_flat_validation_folder_has_no_labels(tmp_path: Path) -> None:
     write_tree(tmp_path, ["train/a/1.png", "train/b/2.png", "val/3.png"])
     assert open_data(str(tmp_path), "train").labels == [0, 1]
     assert open_data(str(tmp_path), "val").labels is None and open_data(str(tmp_path), "val").classes is None
-
-
-@needs_shared
-def test_real_images_as_a_flat_folder(tmp_path: Path) -> None:
-    with zipfile.ZipFile(SHARED / "imagenet-20-val.zip") as archive:
-        for name in archive.namelist()[:40]:
-            (tmp_path / name.rsplit("/", 1)[1]).write_bytes(archive.read(name))
-    data = open_data(str(tmp_path), "all")
-    assert len(data) == 40 and data.labels is None
-    zipped = open_data(str(SHARED / "imagenet-20-val.zip"), "val")
-    index = {name.rsplit("/", 1)[1]: i for i, name in enumerate(zipped.names)}
-    assert all(same(data.load(i), zipped.load(index[data.names[i]])) for i in (0, 20, 39))
 
 
 def test_folders_beside_splits_are_left_out_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,7 @@ class _Labelled:
 
 
 def test_labels_that_a_set_keeps() -> None:
-    """Numbers, names, truth values and missing ones, as in files; targets that are not classes are not labels."""
-    assert open_data(_Labelled([2, 0, 10]), "all").labels == [2, 0, 10]
+    """Classes as files have them; targets that are not classes are not labels."""
     names = open_data(_Labelled(["cat", "ant", "cat"]), "all")
     assert names.labels == [1, 0, 1] and names.classes == ["ant", "cat"]
     assert open_data(_Labelled(torch.tensor([True, False])), "all").labels == [1, 0]
@@ -44,18 +43,6 @@ def test_labels_that_a_set_keeps() -> None:
         assert open_data(_Labelled(targets), "all").labels is None
     some = as_spec(_Labelled([0, None, 10]))
     assert some.labels == [0, -1, 10] and some.select([0, 2]).labels == [0, 10]
-
-
-def test_iterate_takes_names_and_what_a_program_holds(tmp_path: Path) -> None:
-    images = torch.stack([torch.from_numpy(pixels(i)).permute(2, 0, 1) for i in range(5)])
-    for i in range(5):
-        Image.fromarray(pixels(i)).save(tmp_path / f"{i}.png")
-    preprocess = Preprocess(size=8, resize=8)
-    for source in (str(tmp_path), tmp_path, images, DataLoader(TensorDataset(images), batch_size=3)):
-        batches = [batch.images for batch in iterate(source, preprocess, 2)]
-        torch.testing.assert_close(torch.cat(batches), preprocess.normalise(images), rtol=0, atol=0)
-    with pytest.raises(ValueError, match="no data is given"):
-        iterate(None, preprocess, 2)
 
 
 def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
@@ -84,7 +71,7 @@ def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
         "item 0 of the data cannot be read: KeyError": _Labelled([0], {}),
     }
     for message, given in cases.items():
-        for read in (open_data, ChosenData):
+        for read in (open_data, ChosenData, lambda data: iterate(data, Preprocess(), 2)):
             with pytest.raises(ValueError, match=message) as caught:
                 read(given)  # type: ignore[operator]
             assert "\n" not in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,9 @@ import torch.distributed as dist
 from PIL import Image
 from tiny_images import picture
 from tiny_models import on_ranks
-from torchvision.transforms.v2 import functional as F
 
 from raptor.data import BadImage, ImageData, InMemory, Preprocess, TrainStream, iterate, open_data
 from raptor.data import stream as stream_module
-from raptor.data.augment import draw_crops, random_resized_crop
 from raptor.data.memory import JoinedImages
 from raptor.data.stream import stable_seed
 from raptor.devices import Ranks, T
@@ -117,16 +116,6 @@ def test_a_plan_keeps_as_many_images_and_decodes_a_few(data: ImageData) -> None:
     assert few.batch(0).shape == whole.batch(0).shape
 
 
-@pytest.mark.parametrize("cache", ["memory", "none"])
-def test_ranks_end_to_end_equal_one_process(data: ImageData, cache: str) -> None:
-    options: dict = dict(seed=9, augment="crop", cache=cache)
-    whole = TrainStream(data, PREPROCESS, 8, **options)
-    ranks = on_ranks(4, lambda ranks: TrainStream(data, PREPROCESS, 8, ranks=ranks, **options))
-    for step in (0, 1, 5):
-        torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
-        assert torch.cat([r.labels(step) for r in ranks]).tolist() == whole.labels(step).tolist()
-
-
 def test_without_augmentation_batches_are_the_analysis_crop(data: ImageData) -> None:
     stream = TrainStream(data, PREPROCESS, 4, seed=0)
     expected = torch.stack([PREPROCESS(data.load(i)) for i in stream.indices(3).tolist()])
@@ -144,26 +133,20 @@ def test_mixup_mixes_each_image_with_the_one_before_it(data: ImageData, augment:
     torch.testing.assert_close(mixed.batch(2), share * images + (1 - share) * images.roll(1, 0), atol=1e-5, rtol=1e-5)
 
 
+VARIED: dict[str, Any] = dict(mixup=0.5, cutmix=0.5, jitter=0.4, grey=0.2)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, VARIED], ids=["crops", "mixed", "varied"])
 @pytest.mark.parametrize("cache", ["memory", "none"])
-def test_ranks_end_to_end_mix_as_one_process(data: ImageData, cache: str) -> None:
-    options: dict = dict(seed=9, augment="crop", mixup=0.5, cache=cache)
+def test_ranks_end_to_end_equal_one_process(data: ImageData, cache: str, changes: dict[str, Any]) -> None:
+    options: dict[str, Any] = dict(seed=9, augment="crop", cache=cache, **changes)
     whole = TrainStream(data, PREPROCESS, 8, **options)
     ranks = on_ranks(4, lambda ranks: TrainStream(data, PREPROCESS, 8, ranks=ranks, **options))
-    for step in (0, 1):
-        torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
-
-
-VARIED = dict(seed=9, augment="crop", mixup=0.5, cutmix=0.5, jitter=0.4, grey=0.2)
-
-
-@pytest.mark.parametrize("cache", ["memory", "none"])
-def test_ranks_end_to_end_change_images_as_one_process(data: ImageData, cache: str) -> None:
-    whole = TrainStream(data, PREPROCESS, 8, cache=cache, **VARIED)
-    ranks = on_ranks(4, lambda ranks: TrainStream(data, PREPROCESS, 8, cache=cache, ranks=ranks, **VARIED))
     pasted = [whole.boxes(step) is not None for step in range(8)]
-    assert 0 < sum(pasted) < 8
-    for step in (pasted.index(True), pasted.index(False)):
+    steps = [pasted.index(True), pasted.index(False)] if changes == VARIED else [0, 1, 5]
+    for step in steps:
         torch.testing.assert_close(torch.cat([r.batch(step) for r in ranks]), whole.batch(step), atol=1e-5, rtol=0)
+        assert torch.cat([r.labels(step) for r in ranks]).tolist() == whole.labels(step).tolist()
 
 
 def test_a_step_pastes_or_mixes_the_image_before_each(data: ImageData) -> None:
@@ -295,39 +278,6 @@ def test_cached_batches_never_wait_for_the_device(data: ImageData, augment: str)
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(images.cpu(), on_cpu.batch(5), atol=1e-2, rtol=0)
     assert labels.tolist() == on_cpu.labels(5).tolist()
-
-
-@pytest.mark.parametrize(
-    "box", [(0, 0, 20, 20), (5, 9, 13, 31), (0, 3, 64, 40), (10, 0, 40, 64), (0, 0, 64, 64), (63, 63, 1, 1)]
-)
-@pytest.mark.parametrize("size", [32, 56])
-def test_crop_equals_torchvision(box: tuple[int, int, int, int], size: int) -> None:
-    """Up- and downscaling, against float resampling of the cut-out crop."""
-    images = torch.stack([torch.from_numpy(np.array(picture(64, 64, seed))).permute(2, 0, 1) for seed in range(2)])
-    params = torch.tensor([[*box, 0], [*box, 1]])
-    cropped = random_resized_crop(images, params, size)
-    expected = F.resized_crop(images.float(), *box, [size, size], antialias=True)
-    expected[1] = expected[1].flip(-1)
-    torch.testing.assert_close(cropped, expected, atol=2e-3, rtol=0)
-
-
-def test_crops_follow_the_law() -> None:
-    """Area uniform in the scale, all crops inside, half of them flipped."""
-    generator = torch.Generator().manual_seed(3)
-    top, left, height, width, flip = draw_crops(20_000, 256, generator, (0.2, 0.6)).unbind(1)
-    area = height * width / 256**2
-    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 256).all() and (left + width <= 256).all()
-    assert area.min() > 0.19 and area.max() < 0.61
-    assert area.mean().item() == pytest.approx(0.4, abs=0.005)
-    assert (width / height).log().mean().item() == pytest.approx(0, abs=0.01)
-    assert flip.double().mean().item() == pytest.approx(0.5, abs=0.02)
-    room = (256 - width).double()
-    assert (left / room).mean().item() == pytest.approx(0.5, abs=0.01)
-
-
-def test_crop_that_cannot_fit_is_the_whole_image() -> None:
-    crops = draw_crops(5, 64, torch.Generator().manual_seed(0), scale=(1.0, 1.0), ratio=(1.2, 1.3), flip=0.0)
-    assert crops.tolist() == [[0, 0, 64, 64, 0]] * 5
 
 
 def _repeated(tmp_path: Path) -> list[str]:
