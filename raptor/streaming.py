@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from itertools import chain
-from typing import Annotated, Any, Protocol, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -43,15 +43,8 @@ QUANTILE_KEYS = tuple(f"q{round(100 * q):02d}" for q in QUANTILES)
 _QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a uniform sample beyond
 
 
-class Accumulator(Protocol):
-    """What is measured over a stream of batches."""
-
-    def reduce(self, ranks: Ranks) -> None:
-        """Merge what the ranks have; rank 0 then holds what one process would hold."""
-
-
-def reduce_all(ranks: Ranks, *accumulators: Accumulator | None) -> None:
-    """`reduce` of each that is not None."""
+def reduce_all(ranks: Ranks, *accumulators: Any) -> None:
+    """`reduce` of each that is not None: merge what the ranks have, so that rank 0 holds what one process would hold."""
     for accumulator in accumulators:
         if accumulator is not None:
             accumulator.reduce(ranks)

@@ -28,6 +28,8 @@ _MAX_SIBLINGS = 1000  # folders that a misspelt name is compared with
 
 def as_spec(given: Any) -> Any:
     """Data as commands and `open_data` take it: a name, several names, or what a program holds as `ImageData`."""
+    if isinstance(given, str) and given.strip() == "[]":  # an empty list, as YAML and JSON write it
+        given = []
     if given is None or isinstance(given, str):
         return given
     if isinstance(given, Path):

@@ -67,6 +67,7 @@ def test_data_that_is_no_name_is_refused(tmp_path: Path) -> None:
         "is torch.int64: give uint8": torch.zeros(2, 3, 8, 8, dtype=torch.int64),
         "that was given as data is empty": torch.zeros(0, 3, 8, 8),
         "no data is given": [],
+        "no data is given: name a folder": "[]",
         "a list of files and other things": [tmp_path / "0.png", Image.new("RGB", (8, 8))],
         "item 0 of the data cannot be read: KeyError": _Labelled([0], {}),
     }
