@@ -44,7 +44,7 @@ _QUANTILE_IMAGES = 4096  # quantiles are exact up to this many images, and of a 
 
 
 def reduce_all(ranks: Ranks, *accumulators: Any) -> None:
-    """`reduce` of each that is not None: merge what the ranks have, so that rank 0 holds what one process would hold."""
+    """`reduce` of each that is not None: rank 0 then holds what one process would hold."""
     for accumulator in accumulators:
         if accumulator is not None:
             accumulator.reduce(ranks)

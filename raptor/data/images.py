@@ -167,14 +167,16 @@ class ImageData:
         if self._fingerprint is None:
             stamps = []
             if len(self):
-                stamped = set(choose_sample(self.keys, self.num_stamped))
-                for index in choose_sample(self.keys, NUM_SIZES):
-                    stamp = self.stamp(int(self.positions[index])) if index in stamped else 0
-                    stamps.append((self.keys[index], stamp))
+                sample = choose_sample(self.keys, NUM_SIZES)
+                keys = self.keys.take(sample)
+                stamped = set(choose_sample(keys, self.num_stamped))  # of the sample: hashing a million keys takes long
+                for row, index in enumerate(sample):
+                    stamp = self.stamp(int(self.positions[index])) if row in stamped else 0
+                    stamps.append((keys[row], stamp))
             # Sorted, so that the same images in another order, as of other archives, have the same fingerprint.
             stamps.sort()
-            keys = "\n".join(sorted(self.keys))
-            digest = hashlib.blake2b(keys.encode("utf-8", "surrogateescape"), digest_size=16)
+            all_keys = "\n".join(sorted(self.keys))
+            digest = hashlib.blake2b(all_keys.encode("utf-8", "surrogateescape"), digest_size=16)
             digest.update(repr(stamps).encode("utf-8", "surrogateescape"))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
