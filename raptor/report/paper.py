@@ -25,7 +25,6 @@ from raptor.report.style import (
     PALETTE,
     STYLE,
     VERMILION,
-    phase_lines,
 )
 
 _GREY = "#777777"
@@ -115,7 +114,9 @@ def _draw_lines(ax: Any, chart: Chart) -> None:
         offset, edge = ((4, "bottom"), (-4, "top"))[i % 2]
         for x, y, text in zip(series.x, series.y, series.text or []):
             ax.annotate(text, (x, y), (0, offset), textcoords="offset points", ha="center", va=edge, fontsize=7)
-    phase_lines(ax, _boundaries(chart), chart.offset)
+    # Where a phase begins: between two blocks, or on the state that ends the phase before it.
+    for boundary in _boundaries(chart):
+        ax.axvline(boundary + chart.offset, color=LINE_COLOUR, linewidth=1, zorder=1)
     if chart.level is not None:
         ax.axhline(chart.level, color=_GREY, linestyle=":", linewidth=1)
     if chart.mark is not None:

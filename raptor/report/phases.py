@@ -15,7 +15,7 @@ from raptor.phases.study import ModelPhases, PhasesFile
 from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, chooser, described, number
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
-from raptor.report.style import data_title, save_figure
+from raptor.report.style import save_figure
 from raptor.streaming import Result
 
 if TYPE_CHECKING:  # reading a run folder imports every kind of result, which `raptor phases` does not need
@@ -80,7 +80,9 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
         rows: list[list[Chart | None]] = [[], [], []]
         for entry in entries[start : start + _MAX_COLUMNS]:
             heat_map = similarity([entry], None).only(tokens=entry.tokens)
-            heat_map.title = f"{entry.whose.replace('timm/', '')}\n{data_title(entry.data, entry.split)}"
+            # Of each path its last part.
+            data = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in entry.data.split(" "))
+            heat_map.title = f"{entry.whose.replace('timm/', '')}\n{data} ({entry.split})"
             costs = replacement([entry]).only(part="block")
             curve = gains([entry])
             curve.title = "no k is suggested" if entry.structure else f"suggested k = {entry.chosen_k}"

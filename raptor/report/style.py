@@ -48,22 +48,6 @@ def use_style() -> Any:
     return plt
 
 
-def phase_lines(ax: Any, boundaries: Sequence[int], offset: float = 0.5) -> None:
-    """A thin vertical line after each layer of `boundaries`, where a new phase begins.
-
-    offset: 0.5 where layers 1..L stand at whole numbers, so that a line falls between two of them; 0 where states
-    `a_0..a_L` do, so that it falls on the state that ends a phase.
-    """
-    for boundary in boundaries:
-        ax.axvline(boundary + offset, color=LINE_COLOUR, linewidth=1, zorder=1)
-
-
-def data_title(data: str, split: str) -> str:
-    """Data and split for a title: the last part of each path."""
-    names = " ".join(word.rstrip("/").rsplit("/", 1)[-1] for word in data.split(" "))
-    return f"{names} ({split})"
-
-
 def save_figure(figure: Any, path: str | Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `path`.png and `path`.svg, the same bytes for the same figure, close it, and give the files written."""
     plt = use_style()

@@ -1,4 +1,4 @@
-"""The look of figures: colours that differ in greyscale order, phase lines, and files that do not change."""
+"""The look of figures: colours that differ, and files that do not change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.colors import to_rgb
 
-from raptor.report.style import CLASS_COLOURS, GROUP_COLOURS, PALETTE, phase_lines, save_figure, use_style
+from raptor.report.style import CLASS_COLOURS, GROUP_COLOURS, PALETTE, save_figure, use_style
 
 
 def test_colours_are_told_apart() -> None:
@@ -14,15 +14,6 @@ def test_colours_are_told_apart() -> None:
         rgb = [to_rgb(colour) for colour in colours]
         distances = [sum((x - y) ** 2 for x, y in zip(a, b)) ** 0.5 for i, a in enumerate(rgb) for b in rgb[:i]]
         assert min(distances) > 0.2
-
-
-def test_phase_lines_stand_after_their_layers() -> None:
-    plt = use_style()
-    figure, ax = plt.subplots()
-    phase_lines(ax, [3, 6])
-    phase_lines(ax, [4], offset=0)
-    assert [line.get_xdata()[0] for line in ax.get_lines()] == [3.5, 6.5, 4]
-    plt.close(figure)
 
 
 def test_a_figure_is_saved_with_the_same_bytes_and_closed(tmp_path: Path) -> None:
