@@ -56,6 +56,7 @@ _GAPS = {
     "amplitudes": "past the rank",
     "cost": "diagonal",
     "within": "anywhere",
+    "matched_std": "anywhere",  # phases of one block have no pairs of equal distance
 }
 
 

@@ -275,6 +275,7 @@ def test_a_number_may_be_missing_only_where_it_has_no_meaning() -> None:
         "cost": [[None, 1.0], [1.0, None]],  # a block does not replace itself
         "eigenvalues": [[[1.0, 0.0], [None, None]]],  # past the rank of the fit
         "within": {"1": [0.9, None]},  # one phase has no other
+        "matched_std": {"turn": [0.1, None]},  # no pairs of equal distance
     }
     check_numbers(fine, "x.json")
     for name, values, place in (
