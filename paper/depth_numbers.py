@@ -12,12 +12,13 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats
 from sweep import Json, read_config, write_json
 from verdict import read
 
-from raptor import Phases, num_partitions, sample_partitions
+from raptor import Phases, num_partitions, open_vit, sample_partitions
 from raptor.commands import dynamics
 from raptor.dynamics import NUMBERS, PooledDMD, contraction, eigenvalue_numbers, fit_dmd, phase_spans
 
@@ -54,9 +55,16 @@ class DepthNumbers:
 
 
 def main(config: DepthNumbers) -> Json:
+    given = vars(config).copy()
+    model: Any = given.pop("model")
+    layer_scale = given.pop("layer_scale")
+    if layer_scale is not None:
+        # The command has no such option, so the untrained model is opened here.
+        del given["pretrained"], given["weights"]
+        torch.manual_seed(config.seed)
+        model = open_vit(model, pretrained=False, layer_scale=layer_scale, size=given.pop("size"))
     # The perturbations are the paper's own, whose size does not follow the state's norm.
-    given = {**vars(config), "eps": [1e-3], "perturbation": "paper", "interventions": False}
-    done: Any = dynamics(given.pop("model"), **given)  # type: ignore[operator]
+    done: Any = dynamics(model, **given, eps=[1e-3], perturbation="paper", interventions=False)  # type: ignore[operator]
     path = done.folder / "dynamics.json"
     saved = read(path)
     cut = Phases.from_lengths(done.measured.phases)
