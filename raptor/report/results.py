@@ -57,6 +57,7 @@ _GAPS = {
     "cost": "diagonal",
     "within": "anywhere",
     "matched_std": "anywhere",  # phases of one block have no pairs of equal distance
+    "split_scores": "anywhere",  # a head that diverged has no score
 }
 
 
@@ -258,8 +259,8 @@ def read_results(folder: Path) -> Results:
 def check_numbers(value: Any, file: Path | str, name: str = "") -> None:
     """Raise RunError where a number is missing among others in parsed JSON: the file was damaged or edited."""
     if isinstance(value, dict):
-        if "mean" in value and "quantiles" in value:  # a spread of a single number: all of it or nothing
-            check_numbers([value["mean"], value["std"]], file, f"{name}.mean")
+        if value.get("mean", 0) is None and value.get("std") is not None:  # a spread of a single number
+            check_numbers([None, value["std"]], file, f"{name}.mean")
         for key, part in value.items():
             check_numbers(part, file, f"{name}.{key}")
     if not isinstance(value, list):

@@ -276,6 +276,7 @@ def test_a_number_may_be_missing_only_where_it_has_no_meaning() -> None:
         "eigenvalues": [[[1.0, 0.0], [None, None]]],  # past the rank of the fit
         "within": {"1": [0.9, None]},  # one phase has no other
         "matched_std": {"turn": [0.1, None]},  # no pairs of equal distance
+        "pooled": {"mean": 0.5, "std": None, "quantiles": None},  # one number for all images
     }
     check_numbers(fine, "x.json")
     for name, values, place in (
