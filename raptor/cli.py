@@ -190,9 +190,9 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
         values = [value] if equals else []
         if bool in members(kinds[option]) and not equals:
-            # Any other word after a switch is the command's own: `--skip_bad MODEL`.
-            is_said = bool(rest) and rest[0].lower() in ("true", "false")
-            values = [rest.pop(0) if is_said else "true"]
+            # A word after a switch is the command's own where it has none yet: `--skip_bad MODEL`.
+            is_its = bool(rest) and not _is_option(rest[0]) and (bool(free) or rest[0].lower() in ("true", "false"))
+            values = [rest.pop(0) if is_its else "true"]
         while not equals and rest and not _is_option(rest[0]) and (not values or takes_several(kinds[option])):
             values.append(rest.pop(0))
         if not values:

@@ -277,7 +277,7 @@ demo --num_images 0 --out OUT :: --num_images :: at least 1
 
 demo --out classes.txt :: classes.txt :: choose another --out
 demo --device nope :: --device :: one of auto
-demo extra :: unexpected extra :: --help
+demo one two :: unexpected two :: --help
 nope :: 'nope' :: choose from demo
 evalute run :: 'evalute' :: did you mean evaluate
 completion :: which shell :: completion bash
