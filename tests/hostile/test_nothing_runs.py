@@ -21,7 +21,7 @@ from tiny_images import encoded
 from raptor.checks import members
 from raptor.config import COMMANDS
 from raptor.data import BadImage, open_data
-from raptor.data.ade20k import Ade20k
+from raptor.data.ade20k import open_ade20k
 from raptor.report.perturbed_image import read_image
 from raptor.vit.open import open_vit
 
@@ -190,7 +190,7 @@ def test_no_reader_starts_ghostscript(place: str, tmp_path: Path, monkeypatch: p
     started: list[str] = []
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append(place))
     spec = EPS_PLACES[place](tmp_path)
-    data: Any = Ade20k(spec.partition(":")[2]) if place == "frames" else open_data(spec, "all")
+    data: Any = open_ade20k(spec.partition(":")[2]) if place == "frames" else open_data(spec, "all")
     with pytest.raises(BadImage):
         data.load(0)
     assert not started
