@@ -72,6 +72,8 @@ def in_words(kind: Any) -> str:
         return "a weight of each token group, as in {cls: 1, patches: 1}"
     if choices_of(kind):
         return f"one of {', '.join(choices_of(kind))}"
+    if get_origin(kind) is tuple and ... not in get_args(kind):
+        return f"{len(get_args(kind))} numbers"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     if takes_several(kind):
         names = {int: "whole numbers", float: "numbers", str: "words"}

@@ -74,7 +74,7 @@ RECIPES = {
     "crop_scale: 3": ("crop_scale", "2 numbers"),
     "crop_scale: [2, 3]": ("crop_scale", "within 0..1"),
     "crop_scale: [a, b]": ("crop_scale", "2 numbers"),
-    "budget: [1]": ("budget", "write 120s"),
+    "budget: [1]": ("budget", "a word"),
     "budget: 0": ("budget", "write 120s"),
     "warmup: 5": ("warmup", "less than 1"),
     "lam: -1": ("lam", "at least 0"),
