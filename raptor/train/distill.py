@@ -348,7 +348,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
         provenance=Provenance.since(started, job.fabric.device),
         device=device_name(job.fabric.device),
         num_processes=job.ranks.size,
-        cuda_graph=job.graphed(),
+        cuda_graph=all(stage.graphs is not None and stage.graphs.enabled for stage in stages),
         image_size=teacher.preprocess.size,
         data=images.train.name,
         val=images.val.name,

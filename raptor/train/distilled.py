@@ -42,7 +42,8 @@ class DistillSummary(ResultFile):
         seconds: of training, without validation and checkpoints.
         data, num_images: what was trained on, and how many images; val, split: what was judged on.
         bad_images: names of the unreadable images that were skipped.
-        num_processes, cuda_graph: how many processes trained it, and whether each step was a CUDA graph.
+        num_processes: how many processes trained it.
+        cuda_graph: whether each step was a CUDA graph; false where one could not be captured.
     """
 
     FILE: ClassVar[str] = "summary.json"
