@@ -451,6 +451,9 @@ class StudyConfig(OnModel, OnData, Running):
     raptor study timm/vit_small_patch14_reg4_dinov2.lvd142m --data photos/
     """
 
+    full: bool = False
+    """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
+
 
 @dataclass(kw_only=True)
 class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):

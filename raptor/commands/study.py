@@ -71,10 +71,15 @@ def study(config: StudyConfig) -> Study:
         "num_workers": config.num_workers,
         "skip_bad": config.skip_bad,
     }
-    for_phases = PhasesConfig(models=[config.model], num_images=QUICK_IMAGES, **shared)
-    for_dynamics = DynamicsConfig(model=config.model, **QUICK_DYNAMICS, **shared)
+    quick_phases: dict[str, Any] = {"num_images": QUICK_IMAGES}
+    quick_dynamics = QUICK_DYNAMICS
+    if config.full:
+        quick_phases = {}
+        quick_dynamics = {}
+    for_phases = PhasesConfig(models=[config.model], **quick_phases, **shared)
+    for_dynamics = DynamicsConfig(model=config.model, **quick_dynamics, **shared)
     if config.data is not None:
-        _tell_time(model, config, for_dynamics)
+        _tell_time(model, config, for_phases, for_dynamics)
     findings: list[str] = []
     for name, part, run in (("phases", for_phases, phases), ("dynamics", for_dynamics, dynamics)):
         findings += _unless_done(folder, name, part, run)
@@ -96,7 +101,7 @@ def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], A
     return str(run(config).text()).splitlines()
 
 
-def _tell_time(vit: ViT, config: StudyConfig, planned: DynamicsConfig) -> None:
+def _tell_time(vit: ViT, config: StudyConfig, for_phases: PhasesConfig, for_dynamics: DynamicsConfig) -> None:
     """Say about how long the study takes, from the time of a few forward passes."""
     assert config.data is not None
     images = open_data(config.data, "all", limit=_NUM_TIMED, size=vit.preprocess.size, skip_bad=config.skip_bad)
@@ -108,6 +113,6 @@ def _tell_time(vit: ViT, config: StudyConfig, planned: DynamicsConfig) -> None:
         # Kernels are only queued until here, so the clock would show the time of the host.
         torch.cuda.synchronize()
     seconds = (time.monotonic() - started) / sum(len(batch.images) for batch in batches)
-    passes = QUICK_IMAGES + 2 * planned.num_images
-    passes += (_PASSES_PERTURBED + _PASSES_INTERVENED) * planned.sample_images
+    passes = for_phases.num_images + 2 * for_dynamics.num_images
+    passes += (_PASSES_PERTURBED + _PASSES_INTERVENED) * for_dynamics.sample_images
     print(f"study of {vit.name}: about {clock(passes * seconds)} on this machine", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from raptor.cli import main
 from raptor.commands import phases, study
+from raptor.config import DynamicsConfig, PhasesConfig
 from raptor.run import RunError
 
 module = import_module("raptor.commands.study")
@@ -41,6 +42,17 @@ def weights(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.safetensors"
     save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
     return path
+
+
+def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = {}
+    monkeypatch.setattr(module, "_unless_done", lambda _folder, name, part, _run: planned.update({name: part}) or [])
+    monkeypatch.setattr(module, "report", lambda *_, **__: None)
+    study("scenes", full=True, out=str(tmp_path), device="cpu")
+    for name, kind in (("phases", PhasesConfig), ("dynamics", DynamicsConfig)):
+        own = kind("scenes")
+        for option in ("num_images", "sample_images"):
+            assert getattr(planned[name], option, None) == getattr(own, option, None)
 
 
 def test_a_study_is_one_folder_and_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
