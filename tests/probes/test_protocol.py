@@ -47,7 +47,7 @@ def test_the_choice_is_the_best_of_the_split(vit: ViT) -> None:
 
 def test_a_seed_that_is_repeated_is_refused(vit: ViT) -> None:
     """Its deviation would be 0, as if another seed had given the same."""
-    with pytest.raises(ValueError, match="--seeds 0 1 0 repeats one"):
+    with pytest.raises(ValueError, match="--seed 0 1 0 repeats one"):
         run(vit, "depth", [1e-2], epochs=1, seeds=[0, 1, 0])
 
 

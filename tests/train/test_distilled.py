@@ -88,13 +88,13 @@ def test_stages_one_after_the_other_equal_one_run_to_the_last_bit(tmp_path):
 
 def test_stages_with_adapters_are_one_run(tmp_path):
     options = dict(adapters=2, mixup=0.4, budget="4steps")
-    options |= dict(cutmix=0.5, jitter=0.4, grey=0.2, sizes=[24, 32], first_size_until=0.6, average_last=0.5)
-    whole = tiny_run(tmp_path / "whole", **options)
+    options |= dict(cutmix=0.5, jitter=0.4, grey=0.2, sizes=[24, 32], first_size_until=0.6)
+    whole = tiny_run(tmp_path / "whole", **options, average_last=0.5)
     recorded = read_config(whole.folder)["recipe"]
     assert {name: recorded[name] for name in options} == options
     assert surrogate_spec(open_vit(whole.folder, teacher=tiny_teacher())).adapters == 2
     tiny_run(tmp_path / "first", **options, stage="1")
-    joined = tiny_run(tmp_path / "second", **options, stage="2", start=str(tmp_path / "first"))
+    joined = tiny_run(tmp_path / "second", **options, average_last=0.5, stage="2", start=str(tmp_path / "first"))
     assert all(torch.equal(blocks_of(joined)[n], v) for n, v in blocks_of(whole).items())
 
 

@@ -55,10 +55,9 @@ def test_the_head_term_is_logged_resumed_and_of_stage_2_only(tmp_path, monkeypat
 
 
 def test_only_the_stage_that_a_recipe_ends_with_is_averaged(tmp_path: Path) -> None:
-    options = dict(budget="12steps", average_last=0.5)
-    whole = tiny_run(tmp_path / "whole", **options)
-    tiny_run(tmp_path / "first", stage="1", **options)
-    joined = tiny_run(tmp_path / "second", stage="2", start=str(tmp_path / "first"), **options)
+    whole = tiny_run(tmp_path / "whole", average_last=0.5)
+    tiny_run(tmp_path / "first", stage="1")
+    joined = tiny_run(tmp_path / "second", stage="2", start=str(tmp_path / "first"), average_last=0.5)
     assert all(torch.equal(blocks_of(joined)[name], value) for name, value in blocks_of(whole).items())
     last, mean = (tiny_run(tmp_path / f"one-{share}", stage1_share=1.0, average_last=share) for share in (0.0, 0.5))
     assert any(not torch.equal(blocks_of(mean)[name], value) for name, value in blocks_of(last).items())
