@@ -199,14 +199,18 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
     places = list(kind.POSITIONAL)
-    if free and takes_several(kinds[places[0]]):
-        return {places[0]: free, **found}
     # The module stands for the model.
     if "module" in found and len(free) < len(places):
         places = places[1:]
-    if len(free) > len(places):
+    by_place = {option: [word] for option, word in zip(places, free)}
+    if free and places and takes_several(kinds[places[0]]):
+        by_place = {places[0]: free}
+    elif len(free) > len(places):
         raise ValueError(f"unexpected {' '.join(free[len(places) :])}; see raptor {name} --help")
-    return {**{option: [word] for option, word in zip(places, free)}, **found}
+    for option in by_place:
+        if option in found:
+            raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
+    return by_place | found
 
 
 def _is_option(word: str) -> bool:

@@ -69,6 +69,8 @@ else:
     Lengths = list[int]
     Head = Annotated[str, AfterValidator(existing_head)]
 
+# Entries of a recipe without effect on stage 1.
+_OF_STAGE_2 = ("head_weight", "hand_over", "average_last", "stage2_weights")
 # What `open_vit` and `open_pair` take.
 _OPENING = ("weights", "trust_hub", "size", "pretrained", "teacher", "allow_other_teacher")
 
@@ -533,15 +535,18 @@ class DistillConfig(OnModel, OnData, Recipe, Training, GivenHead, Running):
     """val (held out), or one of the data's own parts, such as test."""
 
     def __post_init__(self) -> None:
-        for name in ("head_weight", "hand_over", "average_last", "stage2_weights"):
-            # Before the recipe is read: its entries are of both stages, which may run one by one.
-            if self.stage == "1" and getattr(self, name):
-                raise ValueError(f"--{name} is of stage 2, which --stage 1 leaves out: leave out one of them")
         is_by_function = self.method == "function"
         if is_by_function and self.copy is None:
             # Before the recipe is read, whose own `copy` would otherwise take this place.
             self.copy = "representative"
         super().__post_init__()
+        if self.stage == "1":
+            named = self._named()
+            for f in dataclasses.fields(Recipe):
+                value = getattr(self, f.name)
+                # The recipe's own entry is no mistake: its stages may run one by one.
+                if f.name in _OF_STAGE_2 and value and value != named.get(f.name, f.metadata["otherwise"]):
+                    raise ValueError(f"--{f.name} is of stage 2, which --stage 1 leaves out: leave out one of them")
         if self.phases is not None and self.method != "maxcut":
             raise ValueError(f"--method {self.method} cuts depth, and --phases says where: leave out one of them")
         if self.copy == "representative" and not is_by_function:

@@ -83,6 +83,8 @@ def test_help_and_version_import_nothing_heavy():
         (["train-teacher", "--lr", "0"], "--lr must be more than 0"),
         (["train-teacher", "--shape", "resnet50"], "--shape resnet50 is no plain timm ViT"),
         (["distill", "scenes", "--lr", "0"], "--lr must be more than 0"),
+        (["distill", "scenes", "photos", "--data", "scenes"], "--data is given twice"),
+        (["dynamics", "scenes", "--model", "scenes-k2"], "MODEL is given twice"),
         (["evaluate", "scenes-k3", "--num_images", "4", "--head_file", "/etc/passwd"], "is no linear head"),
         (["phases", "scenes", "--tokens", "pixels"], "has no 'pixels' tokens"),
         (["phases", "scenes", "--k", "2", "13"], "k=13 phases"),

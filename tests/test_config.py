@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,12 @@ def test_an_entry_of_stage_2_is_refused_with_stage_1(entry: str) -> None:
     with pytest.raises(ValueError, match=f"--{entry} is of stage 2, which --stage 1 leaves out"):
         DistillConfig("scenes", stage="1", **{entry: 0.2})
     assert getattr(DistillConfig("scenes", stage="2", start="scenes-k3", **{entry: 0.2}), entry) == 0.2
+
+
+def test_a_stage_by_itself_keeps_the_entries_of_its_recipe_when_a_module_takes_the_place_of_the_model() -> None:
+    config = DistillConfig("scenes", stage="1", recipe="vitb16-head")
+    assert config.head_weight and config.stage2_weights
+    assert dataclasses.replace(config, model="scenes-k2").entries() == config.entries()
 
 
 def test_the_folder_of_the_images_is_not_written_to(tmp_path: Path) -> None:
