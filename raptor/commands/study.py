@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from raptor.commands.dynamics import dynamics
 from raptor.commands.phases import phases
 from raptor.commands.report import Page, report
 from raptor.config import Config, DynamicsConfig, PhasesConfig, StudyConfig
-from raptor.data import open_data
+from raptor.data import ChosenData, open_data
 from raptor.data.stream import iterate
 from raptor.devices import pick_device
 from raptor.progress import clock
-from raptor.provenance import command, hash_config
+from raptor.provenance import Provenance, command, hash_config
+from raptor.report.results import read_results
+from raptor.report.strips import measure_strips
 from raptor.run import RunError, read_json, result_folder
-from raptor.streaming import Result
+from raptor.streaming import Result, folder_of
 from raptor.vit.pair import open_pair
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
@@ -29,6 +32,7 @@ from raptor.vit.view import ViT
 QUICK_DYNAMICS: dict[str, Any] = {"num_images": 128, "sample_images": 6}
 QUICK_IMAGES = 256
 _NUM_TIMED = 4
+_NUM_SHOWN = 4
 # Forward passes that `dynamics` takes for one image: a perturbed image is followed from each layer to the end, for four
 # token groups and three sizes; an image of the interventions passes through all pairs of swapped blocks.
 _PASSES_PERTURBED = 4 * 3 * 7
@@ -58,8 +62,14 @@ class Study(Result):
 def study(config: StudyConfig) -> Study:
     """Phases and dynamics of one model on one's own images, and the page of both."""
     folder = result_folder(config.out, config.model, "study", config.weights_name())
+    # Said before the model is opened, which may take half a minute.
+    ChosenData.of(folder_of(config.model), vars(config))
     opening = config.opening()
-    _, model = open_pair(config.model, device=pick_device(config.device), **opening)
+    surrogate, model = open_pair(config.model, device=pick_device(config.device), **opening)
+    source = config.model
+    if isinstance(source, str) and source == model.opened.weights:
+        # Each command would look again for the only model that the weight file fits.
+        source = f"{model.opened.model}@{source}"
     shared: dict[str, Any] = {
         **opening,
         "data": config.data,
@@ -76,14 +86,38 @@ def study(config: StudyConfig) -> Study:
     if config.full:
         quick_phases = {}
         quick_dynamics = {}
-    for_phases = PhasesConfig(models=[config.model], **quick_phases, **shared)
-    for_dynamics = DynamicsConfig(model=config.model, **quick_dynamics, **shared)
+    for_phases = PhasesConfig(models=[source], **quick_phases, **shared)
+    for_dynamics = DynamicsConfig(model=source, **quick_dynamics, **shared)
     if config.data is not None:
         _tell_time(model, config, for_phases, for_dynamics)
     findings: list[str] = []
     for name, part, run in (("phases", for_phases, phases), ("dynamics", for_dynamics, dynamics)):
         findings += _unless_done(folder, name, part, run)
-    return Study(folder, report(str(folder), num_images=0), findings)
+    chosen: dict[str, Any] = {}
+    if not _colour_images(folder, model, surrogate, config, is_new=bool(findings)):
+        chosen = {"data": config.data, "val": config.val, "split": config.split, "trust_hub": config.trust_hub}
+    page = report(str(folder), num_images=_NUM_SHOWN, device=config.device, **chosen)
+    return Study(folder, page, findings)
+
+
+def _colour_images(folder: Path, model: ViT, surrogate: ViT | None, config: StudyConfig, is_new: bool) -> bool:
+    """Write images.json for the page; False where the folder is that of a run, whose models `report` opens itself.
+
+    Of other folders `report` knows the model by its name only, which does not open a weight file or a module.
+    is_new: whether the folder's other results were measured just now.
+    """
+    results = read_results(folder)
+    if results.measured is None:
+        return False
+    if results.images is not None and not is_new:
+        return True
+    started = time.monotonic()
+    measured, split = results.measured
+    chosen = ChosenData.of(folder_of(config.model), {**vars(config), "split": split})
+    with suppress(ValueError):  # a model without patches, for example: `report` says so
+        found = measure_strips(model, surrogate, chosen, _NUM_SHOWN, measured)
+        replace(found, provenance=Provenance.since(started, model.device)).write(folder)
+    return True
 
 
 def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], Any]) -> list[str]:

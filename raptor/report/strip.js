@@ -21,6 +21,8 @@ class Strip {
     this.layer = found.num_layers;
     this.image = 0;
     this.sides = found.images[0].surrogate ? ["teacher", "surrogate"] : ["teacher"];
+    // A model without a surrogate is nobody's teacher: its row is called by what it shows.
+    this.names = this.sides.length > 1 ? { teacher: "teacher", surrogate: "surrogate" } : { teacher: "patches" };
     root.style.setProperty("--states", this.states);
     root.append(this.head(), this.pictures(), element("div", { className: "film", tabIndex: 0, role: "group", "aria-label": "Every layer of the chosen image" }));
     this.film();
@@ -57,7 +59,7 @@ class Strip {
     grid.append(element("div", { className: "row", textContent: "image" }), ...this.buttons);
     this.tiles = [];
     for (const side of this.sides) {
-      grid.append(element("div", { className: "row", textContent: side }));
+      grid.append(element("div", { className: "row", textContent: this.names[side] }));
       images.forEach((row) => {
         const tile = this.tile(row, side);
         this.tiles.push([tile, row, side]);
@@ -84,12 +86,12 @@ class Strip {
     film.replaceChildren();
     this.frames = [];
     for (const side of this.sides) {
-      const line = element("div", { className: "film-row" }, element("span", { textContent: side }));
+      const line = element("div", { className: "film-row" }, element("span", { textContent: this.names[side] }));
       for (let layer = 0; layer < this.states; layer++) {
         const tile = this.tile(row, side);
         this.place(tile, layer);
         tile.removeAttribute("role");
-        const button = element("button", { type: "button", tabIndex: side === "teacher" ? 0 : -1, "aria-label": `${side}, layer ${layer}` }, tile);
+        const button = element("button", { type: "button", tabIndex: side === "teacher" ? 0 : -1, "aria-label": `${this.names[side]}, layer ${layer}` }, tile);
         button.addEventListener("click", () => this.go(layer));
         this.frames.push([button, layer]);
         line.append(button);
@@ -119,7 +121,7 @@ class Strip {
     this.output.textContent = `layer ${this.layer}${phase >= 0 ? `, phase ${phase + 1}` : ""}${match}`;
     this.tiles.forEach(([tile, image, side]) => {
       this.place(tile, this.layer);
-      tile.setAttribute("aria-label", `${side}, ${image.label || image.name}, layer ${this.layer}`);
+      tile.setAttribute("aria-label", `${this.names[side]}, ${image.label || image.name}, layer ${this.layer}`);
     });
     this.buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === this.image)));
     this.frames.forEach(([button, layer]) => button.setAttribute("aria-current", String(layer === this.layer)));
@@ -152,12 +154,12 @@ class Strip {
     this.found.images.forEach((row, i) => {
       const top = 38 + i * pair, large = this.sides.length * side + (this.sides.length - 1) * gap;
       add(svg, "image", { href: `data:image/png;base64,${row.image}`, x: 10, y: top, width: large, height: large });
-      this.sides.forEach((name, s) => {
+      this.sides.forEach((shown, s) => {
         const y = top + s * (side + gap);
-        add(svg, "text", { ...words, x: left - 10, y: y + side / 2 + 4, "text-anchor": "end" }, name);
+        add(svg, "text", { ...words, x: left - 10, y: y + side / 2 + 4, "text-anchor": "end" }, this.names[shown]);
         for (let layer = 0; layer < this.states; layer++) {
           const frame = add(svg, "svg", { x: left + layer * (side + gap), y, width: side, height: side, viewBox: `${layer} 0 1 1`, preserveAspectRatio: "none" });
-          add(frame, "image", { href: `data:image/png;base64,${row[name]}`, width: this.states, height: 1, preserveAspectRatio: "none", style: "image-rendering:pixelated" });
+          add(frame, "image", { href: `data:image/png;base64,${row[shown]}`, width: this.states, height: 1, preserveAspectRatio: "none", style: "image-rendering:pixelated" });
         }
       });
     });

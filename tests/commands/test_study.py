@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import timm
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -47,6 +49,7 @@ def weights(tmp_path: Path) -> Path:
 def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = {}
     monkeypatch.setattr(module, "_unless_done", lambda _folder, name, part, _run: planned.update({name: part}) or [])
+    monkeypatch.setattr(module, "_colour_images", lambda *_, **__: True)
     monkeypatch.setattr(module, "report", lambda *_, **__: None)
     study("scenes", full=True, out=str(tmp_path), device="cpu")
     for name, kind in (("phases", PhasesConfig), ("dynamics", DynamicsConfig)):
@@ -58,7 +61,8 @@ def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, mon
 def test_a_study_is_one_folder_and_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     first = study("scenes", out=str(out), device="cpu")
-    assert {path.name for path in out.glob("*.json")} == {"phases.json", "dynamics.json", "interventions.json"}
+    results = {"phases.json", "dynamics.json", "interventions.json", "images.json"}
+    assert {path.name for path in out.glob("*.json")} == results
     assert first.page.path == out / "report.html" and first.page.path.is_file()
     assert any("similarity within" in line for line in first.findings)
     before = {path.name: path.read_bytes() for path in out.glob("*.json")}
@@ -113,3 +117,51 @@ def test_phases_read_all_images_of_a_plain_folder(weights: Path, photos: Path, t
     assert (found.models[0].num_images, found.models[0].split) == (12, "all")
     held_out = phases(["timm/vit_tiny_patch16_224"], **options, split="val", out=str(tmp_path / "held-out"))
     assert held_out.models[0].num_images < 12
+
+
+def test_the_page_shows_images_of_a_weight_file(
+    weights: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The results name such a model by its file's stem, which `raptor report` could not open."""
+    model = f"timm/vit_tiny_patch16_224@{weights}"
+    options: dict[str, Any] = {"data": str(photos), "out": str(tmp_path / "out"), "size": 64, "device": "cpu"}
+    first = study(model, **options)
+    made = (tmp_path / "out/images.json").read_bytes()
+    saved = json.loads(made)
+    assert saved["num_images"] == 4 and saved["surrogate"] is None
+    assert saved["images"][0]["teacher"] in first.page.path.read_text() and "images" not in first.page.notes
+    study(model, **options)
+    assert (tmp_path / "out/images.json").read_bytes() == made
+
+
+def test_the_page_shows_images_in_memory(tmp_path: Path) -> None:
+    images = torch.rand(6, 3, 32, 32)
+    module = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=4, num_classes=0)
+    found = study(module, data=images, out=str(tmp_path / "out"), device="cpu")
+    assert len(json.loads((tmp_path / "out/images.json").read_text())["images"]) == 4
+    assert "data:image/png" in found.page.path.read_text()
+
+
+def test_a_weight_file_is_matched_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), path)
+    asked = []
+
+    def only_fitting(file: str) -> list[str]:
+        asked.append(file)
+        return ["timm/vit_tiny_patch16_224"]
+
+    monkeypatch.setattr("raptor.vit.names.models_for", only_fitting)
+    study(str(path), data=str(photos), out=str(tmp_path / "out"), size=64, device="cpu")
+    assert asked == [str(path)]
+    assert capsys.readouterr().err.count("opened as that model") == 1
+
+
+def test_missing_images_are_said_before_the_model_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "open_pair", lambda *_, **__: pytest.fail("the model was opened"))
+    path = tmp_path / "my.pt"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"say which images .*my\.pt works on"):
+        study(str(path), out=str(tmp_path / "out"))
