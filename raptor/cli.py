@@ -206,7 +206,11 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
     if free and places and takes_several(kinds[places[0]]):
         by_place = {places[0]: free}
     elif len(free) > len(places):
-        raise ValueError(f"unexpected {' '.join(free[len(places) :])}; see raptor {name} --help")
+        extra = " ".join(free[len(places) :])
+        # `distill` takes its images without an option, so they are tried elsewhere too.
+        is_data = "data" in kinds and "data" not in found and Path(extra).expanduser().exists()
+        hint = f": did you mean --data {extra}?" if is_data else f"; see raptor {name} --help"
+        raise ValueError(f"unexpected {extra}{hint}")
     for option in by_place:
         if option in found:
             raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")

@@ -94,7 +94,8 @@ class Progress:
         if self._bar is not None:
             self._show()
         elif self.done and self._outer is None and not (self.quiet and time.monotonic() - self._began < self.interval):
-            seconds = time.monotonic() - self._started
+            # With the first unit, which the rate leaves out: this is how long it took.
+            seconds = time.monotonic() - self._began
             self._write(f"{self.description}: {self.done} {self.unit} in {clock(seconds)} {self.note}".rstrip())
         self.close()
 
@@ -119,7 +120,9 @@ class Progress:
             status += f"/{self.total} {self.unit}"
         if self.total and rate > 0:
             left = (self.total - self.done) * self.per_unit / rate
-            status += f", {rate:.0f} {self.rate_unit}/s, {clock(left)} left"
+            # A slow rate is not rounded to 0.
+            shown = f"{rate:.0f}" if rate > 0.5 else f"{rate:.1g}"
+            status += f", {shown} {self.rate_unit}/s, {clock(left)} left"
         if self.note:
             status += f"  {self.note}"
         if self._outer is not None:

@@ -60,8 +60,16 @@ def test_a_log_gets_a_line_every_15_seconds_and_a_closing_one(
     assert lines == [
         "probe: 15/40 steps, 1 steps/s, 25 s left",
         "probe: 30/40 steps, 1 steps/s, 10 s left",
-        "probe: 40 steps in 39 s loss 0.1",
+        "probe: 40 steps in 40 s loss 0.1",
     ]
+
+
+def test_a_slow_rate_is_not_zero(capsys: pytest.CaptureFixture[str], seconds: list[float]) -> None:
+    bar = Progress("swaps", 66, "pairs")
+    for second in (0.0, 20.0):
+        seconds[0] = second
+        bar.advance(6)
+    assert capsys.readouterr().err == "swaps: 12/66 pairs, 0.3 pairs/s, 3 min 00 s left\n"
 
 
 def test_a_resumed_bar_counts_only_its_own_steps(capsys: pytest.CaptureFixture[str], seconds: list[float]) -> None:

@@ -28,6 +28,9 @@ class Models(Result):
     def text(self) -> str:
         if self.weights is not None:
             last = f"{self.weights} fits these models: open it as {self.names[0]}@{self.weights}"
+            if len(self.names) > 1:
+                # By their mean and deviation, for example, which no weight shows.
+                last += ", or as the other that it belongs to: they may prepare images differently"
         else:
             others = "hf/REPO (transformers), hub/REPO:ENTRY (torch.hub), a run folder, your module"
             last = f"{len(self.names)} names. Also: {others}."

@@ -138,8 +138,9 @@ def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], A
 def _tell_time(vit: ViT, config: StudyConfig, for_phases: PhasesConfig, for_dynamics: DynamicsConfig) -> None:
     """Say about how long the study takes, from the time of a few forward passes."""
     assert config.data is not None
-    images = open_data(config.data, "all", limit=_NUM_TIMED, size=vit.preprocess.size, skip_bad=config.skip_bad)
-    batches = list(iterate(images, vit.preprocess, _NUM_TIMED, device=vit.device))
+    images = open_data(config.data, "all", size=vit.preprocess.size, skip_bad=config.skip_bad)
+    timed = images.select(range(min(_NUM_TIMED, len(images))))
+    batches = list(iterate(timed, vit.preprocess, _NUM_TIMED, device=vit.device))
     started = time.monotonic()
     for _ in Trajectories(vit, batches):
         pass
@@ -147,6 +148,6 @@ def _tell_time(vit: ViT, config: StudyConfig, for_phases: PhasesConfig, for_dyna
         # Kernels are only queued until here, so the clock would show the time of the host.
         torch.cuda.synchronize()
     seconds = (time.monotonic() - started) / sum(len(batch.images) for batch in batches)
-    passes = for_phases.num_images + 2 * for_dynamics.num_images
-    passes += (_PASSES_PERTURBED + _PASSES_INTERVENED) * for_dynamics.sample_images
+    passes = min(for_phases.num_images, len(images)) + 2 * min(for_dynamics.num_images, len(images))
+    passes += (_PASSES_PERTURBED + _PASSES_INTERVENED) * min(for_dynamics.sample_images, len(images))
     print(f"study of {vit.name}: about {clock(passes * seconds)} on this machine", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from raptor.certificate.verdict import MIN_STEPS
 from raptor.devices import ONE_PROCESS, Ranks, is_out_of_memory, ranks_of
 from raptor.files import RunError
-from raptor.progress import clock
+from raptor.progress import clock, say
 from raptor.streaming import Record, Result
 from raptor.train.stage import Stage, Training
 
@@ -196,6 +196,8 @@ def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
             raise ValueError(
                 f"a step of {stage.batch_size} images does not fit into memory: lower --batch_size or use more devices"
             ) from None
+        # Timing the stages of a large batch takes minutes on a CPU.
+        say(f"{stage.name}: {seconds:.2g} s a step")
         num_steps = stage.num_steps(lambda seconds=seconds: seconds)  # type: ignore[misc]
         is_timed = stage.budget.unit == "s"
         parts.append(PlannedPart(stage.name, num_steps, stage.batch_size, seconds, is_timed, num_timed))

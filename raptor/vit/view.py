@@ -223,9 +223,20 @@ class ViT:
         """A batch (B, 3, H, W) for the model; a tensor has been prepared already."""
         if isinstance(images, Tensor):
             if images.ndim != 4 or images.shape[1] != 3:
+                remedy = "give files or pictures, which are prepared for the model"
+                if images.ndim == 3 and images.shape[0] == 3:
+                    remedy = "use images[None] for a single image"
+                elif images.ndim == 4 and images.shape[1] == 1:
+                    remedy = "use images.expand(-1, 3, -1, -1) for grey images"
+                elif images.ndim == 4 and images.shape[3] == 3:
+                    remedy = "use images.movedim(3, 1) for images whose channels come last"
+                shape = tuple(images.shape)
+                raise ValueError(f"a batch of images has the shape (B, 3, H, W), this one has {shape}: {remedy}")
+            # Pixels of 0..255 would run and give the states of something that is no image to the model.
+            if not images.is_floating_point():
                 raise ValueError(
-                    f"a batch of images has the shape (B, 3, H, W), this one has {tuple(images.shape)}: "
-                    "use images[None] for a single image"
+                    f"a batch of images is normalised for the model, this one holds {str(images.dtype)[6:]} pixels: "
+                    "give files or pictures, which are prepared for the model"
                 )
             return images
         several = images

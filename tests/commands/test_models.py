@@ -36,7 +36,8 @@ def test_models_that_a_weight_file_fits(tmp_path: Path, capsys, monkeypatch) -> 
     assert json.loads(capsys.readouterr().out)["models"] == [f"timm/{name}" for name in known[1:]]
     assert models("deit", for_=str(file)).names == ["timm/deit_tiny_patch16_224"]
     assert main(["models", f"--for={file}"]) == 0
-    assert f"open it as timm/{known[1]}@{file}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"open it as timm/{known[1]}@{file}" in told and "they may prepare images differently" in told
     with pytest.raises(ValueError, match="fits no timm model that contains 'siglip'"):
         models("siglip", for_=str(file))
 

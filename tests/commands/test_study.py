@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from raptor.cli import main
 from raptor.commands import phases, study
-from raptor.config import DynamicsConfig, PhasesConfig
+from raptor.config import DynamicsConfig, PhasesConfig, StudyConfig
 from raptor.run import RunError
+from raptor.vit.open import open_vit
 
 module = import_module("raptor.commands.study")
 
@@ -108,6 +109,21 @@ def test_the_time_is_said_first(
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first.startswith("study of ") and "about" in first and "phases begin here" in last
+
+
+def test_the_time_is_of_the_images_that_are_there(
+    weights: Path, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passes = []
+    monkeypatch.setattr(module, "clock", lambda seconds: passes.append(seconds) or "a while")
+    monkeypatch.setattr(module.time, "monotonic", iter([0.0, 4.0] * 2).__next__)  # a second for each image
+    vit = open_vit("timm/vit_tiny_patch16_224", weights=str(weights), size=64)
+    config = StudyConfig("scenes", data=str(photos))
+    for num_images in (5, 1000):
+        for_phases = PhasesConfig("scenes", num_images=num_images)
+        module._tell_time(vit, config, for_phases, DynamicsConfig("scenes", num_images=1, sample_images=1))
+    assert passes == [5 + 2 + 134, 12 + 2 + 134]
+    assert capsys.readouterr().err.count("about a while") == 2
 
 
 def test_phases_read_all_images_of_a_plain_folder(weights: Path, photos: Path, tmp_path: Path) -> None:

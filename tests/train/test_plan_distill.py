@@ -33,11 +33,12 @@ def test_a_plan_says_what_it_estimates_before_it_times_steps(tmp_path, monkeypat
     assert "distill: about " in said and "timing a few steps of 8 images" in said
 
 
-def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch) -> None:
+def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(plan, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
     teacher = tiny_teacher()
     before = {name: value.clone() for name, value in teacher.model.state_dict().items()}
     found = tiny_run(tmp_path / "runs" / "new", teacher, dry_run=True, phases=None, k=3)
+    assert "stage1: 0.5 s a step" in capsys.readouterr().err  # before the next stage is timed
     assert isinstance(found, Plan)
     assert [(p.name, p.num_steps, p.batch_size, p.seconds) for p in found.parts] == [
         ("stage1", 6, 8, 0.5),

@@ -205,3 +205,18 @@ def test_registers_behind_the_patches_are_found_at_another_image_size() -> None:
     with vit.patched(2, torch.zeros(24), group="registers"):
         found, _ = vit.record(images)
     assert bool((found[2][:, 36] == 0).all()) and torch.equal(found[2][:, :36], states[2][:, :36])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.rand(3, 48, 48), r"use images\[None\] for a single image"),
+        (torch.rand(2, 1, 48, 48), r"use images\.expand\(-1, 3, -1, -1\) for grey images"),
+        (torch.rand(2, 48, 48, 3), r"use images\.movedim\(3, 1\)"),
+        (torch.rand(2, 5, 48, 48), "give files or pictures"),
+        (torch.zeros(2, 3, 48, 48, dtype=torch.uint8), "this one holds uint8 pixels"),
+    ],
+)
+def test_images_that_are_not_prepared_are_refused(images: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_vit("scenes").record(images)
