@@ -173,7 +173,7 @@ def open_run(
     """Teacher and surrogate of a run folder: the models saved there, else the one its config names.
 
     weights: the teacher's weight file, where it was moved since the run was made. Other weights are refused.
-    measured: of a folder that is no run: the model that its results are about.
+    measured: of a folder that is no run: the model that its results are about, which `teacher` may give.
     """
     if saved_folder(str(folder)) is not None:
         if weights is not None and not is_surrogate(folder):
@@ -189,12 +189,24 @@ def open_run(
         return model, surrogate
     if measured is not None:
         config = {"model": measured.model, "size": measured.size, "fingerprint": measured.weights}
+        if teacher is not None:
+            size = None if isinstance(teacher, ViT) else measured.size
+            vit = open_vit(teacher, device=device, trust_hub=trust_hub, weights=weights, size=size)
+            if fingerprint(vit.model) != measured.weights:
+                raise RunError(f"{vit.name} is not the model that {folder} is about: leave out --teacher and --module")
+            return vit, None
     if config.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
     if teacher is not None:
         raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
     options: dict[str, Any] = {"size": config.get("size"), "weights": weights or config.get("weights")}
-    vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
+    try:
+        vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
+    except ValueError as error:
+        # Results name a weight file by its stem and a module by its class, which are no names to open.
+        if measured is None or weights is not None:
+            raise
+        raise ValueError(f"{error}; raptor report {folder} --teacher MODEL, or --module, opens it") from error
     # Pictures of other weights would stand beside the results of the run's own.
     if (weights is not None or measured is not None) and fingerprint(vit.model) != config.get("fingerprint"):
         if weights is None:

@@ -152,6 +152,10 @@ def open_vit(
     # The revision would be ignored without a word.
     if kind == "timm" and "@" in rest and (weights or not pretrained):
         raise ValueError(f"{text} names a revision of published weights: leave out --weights and --pretrained false")
+    # The model's constructor would refuse it with a message about something else.
+    for option in model_kwargs:
+        if close := difflib.get_close_matches(option, inspect.signature(open_vit).parameters, n=1, cutoff=0.8):
+            raise ValueError(f"unknown option {option!r}: did you mean {close[0]!r}?")
     base = Base(source=text, kwargs=dict(model_kwargs), num_classes=num_classes)
     model = _build(base, weights, pretrained, trust_hub)
     if layer_scale is not None:

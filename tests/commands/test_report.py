@@ -108,6 +108,25 @@ def test_plain_results_show_the_images_that_they_measured(measure: Callable[...,
     assert not (folder / "images.json").exists()
 
 
+def test_plain_results_of_a_weight_file_take_their_model(tmp_path: Path) -> None:
+    """They name it by the stem of the file, which opens nothing."""
+    photos, folder = tmp_path / "photos", tmp_path / "plain"
+    write_tree(photos, [f"{i}.png" for i in range(6)])
+    names = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        torch.save(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), tmp_path / f"w{seed}.pth")
+        names.append(f"timm/vit_tiny_patch16_224@{tmp_path / f'w{seed}.pth'}")
+    phases([names[0]], data=str(photos), k=[2], size=32, out=str(folder), device="cpu", twin=False)
+    page = partial(report, str(folder), num_images=2, device="cpu")
+    assert f"raptor report {folder} --teacher MODEL, or --module, opens it" in page().notes["images"]
+    with pytest.raises(ValueError, match=r"is not the model that .* is about"):
+        page(teacher=names[1])
+    found = page(teacher=names[0])
+    assert "images" not in found.notes and 'id="strip"' in found.path.read_text()
+    assert json.loads((folder / "images.json").read_text())["subject"]["size"] == 32
+
+
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
     with pytest.raises(ValueError, match="--num_images must be at least 0"):
         report(str(run), num_images=-1)

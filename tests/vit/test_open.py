@@ -157,3 +157,9 @@ def test_weights_that_the_first_call_makes_are_asked_for() -> None:
     model.answer = nn.LazyLinear(4)
     with pytest.raises(ValueError, match=r"^Unheard has weights that its first call makes: call it once with images"):
         open_vit(model, size=32)
+
+
+def test_a_misspelt_option_is_not_one_of_the_models() -> None:
+    """It once reached the constructor, and the message was that weights could not be fetched."""
+    with pytest.raises(ValueError, match="unknown option 'weigths': did you mean 'weights'"):
+        open_vit("timm/vit_tiny_patch16_224", weigths="w.pth")
