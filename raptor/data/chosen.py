@@ -234,7 +234,8 @@ class ChosenData:
             found = found.select(found.sample(limit), "beyond --num_images")
         if found.not_chosen:
             counts = f"{len(found):,} of the {len(found) + sum(found.not_chosen.values()):,} images of {found.name}"
-            tell_once(f"{counts} are measured; left out: {listed(found.not_chosen)}")
+            # Not "left out": a surrogate or a head is fitted on images outside of the held-out part.
+            tell_once(f"{counts} are measured; the others are {listed(found.not_chosen)}")
         if split not in ("train", "all"):
             fitted = [data for data in (like, also) if data is not None]
             compared: set[str] = set()

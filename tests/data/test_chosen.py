@@ -300,12 +300,14 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(ChosenData(photos, split="own").judged()) == 200 and capsys.readouterr().err == ""
     ChosenData(photos, split="own").judged(40)
     assert capsys.readouterr().err.startswith(
-        f"40 of the 200 images of {photos} are measured; left out: beyond --num_im"
+        f"40 of the 200 images of {photos} are measured; the others are beyond --num_im"
     )
     held_out = len(ChosenData(photos).judged())
     outside = f"outside the part `val` ({200 - held_out})"
-    assert capsys.readouterr().err == f"{held_out} of the 200 images of {photos} are measured; left out: {outside}\n"
+    assert (
+        capsys.readouterr().err == f"{held_out} of the 200 images of {photos} are measured; the others are {outside}\n"
+    )
     ChosenData(photos).judged(held_out)  # as many as there are: --num_images would not give more
     assert capsys.readouterr().err == ""  # the same line is said once
     ChosenData(photos).judged(held_out - 1)
-    assert f"left out: beyond --num_images (1), {outside}\n" in capsys.readouterr().err
+    assert f"the others are beyond --num_images (1), {outside}\n" in capsys.readouterr().err
