@@ -33,7 +33,7 @@ from raptor.report.stability import stability_charts, tangent_charts
 from raptor.streaming import Spread
 
 LEAD = (
-    "Read depth as time. Solid lines are the teacher, dashed ones the surrogate, bands the phases. "
+    "Read depth as time. Bands are the phases{sides}. "
     "Choose one token group to see its spread over images (middle half)."
 )
 BASINS_LEAD = "Do images of one class end in a basin of their own? Turn the plot, and move through depth."
@@ -45,12 +45,14 @@ Sides = Mapping[str, DynamicsResult]
 
 
 def dynamics(results: Results) -> Section:
-    section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD)
+    section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD.format(sides=""))
     measured = results.dynamics
     if measured is None:
         section.hint = "raptor dynamics"
         return section
     sides = measured.sides()
+    if len(sides) > 1:
+        section.lead = LEAD.format(sides=", solid lines the teacher, dashed ones the surrogate")
     section.controls = [group_control(list(measured.teacher.direction.norm))]
     names = [side.model.name for side in sides.values()]
     text = f"{' and '.join(names)}, {measured.images}."
@@ -58,7 +60,9 @@ def dynamics(results: Results) -> Section:
         text += f" {measured.few_images.capitalize()}."
     section.body.append(paragraph(text, "caption"))
     for side, found in sides.items():
-        section.body.append(folded(f"In words: the {side}", found.findings + found.notes))
+        # A model by itself is nobody's teacher.
+        whose = f"the {side}" if len(sides) > 1 else found.model.name
+        section.body.append(folded(f"In words: {whose}", found.findings + found.notes))
     tangents = results.tangents
     if tangents is not None:
         summary = f"In words: stability beside an untrained twin, {tangents.images}"

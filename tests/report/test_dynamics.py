@@ -47,6 +47,14 @@ def test_models_and_images_are_named_and_very_few_told_of(committed: Results) ->
     assert "3 training images of d at 24 px. Measured on very few images (3), so other images may give" in html
 
 
+def test_a_model_by_itself_is_not_called_a_teacher(committed: Results) -> None:
+    assert committed.dynamics is not None
+    both = dynamics(committed)
+    assert "solid lines the teacher" in both.lead and "In words: the teacher" in both.html
+    alone = dynamics(replace(committed, dynamics=replace(committed.dynamics, surrogate=None)))
+    assert "teacher" not in alone.lead and f"In words: {committed.dynamics.teacher.model.name}" in alone.html
+
+
 def test_eigenvalues_are_finite_and_those_of_both_fits(committed: Results) -> None:
     assert committed.dynamics is not None
     modes = committed.dynamics.teacher.modes.groups["cls"]
