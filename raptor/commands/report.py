@@ -106,8 +106,9 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
         options |= {"data": measured.data, "split": split}
     try:
         chosen = ChosenData.of(results.folder, options)
-        if asked:
-            shown_images(chosen, config.num_images)
+        # Images that were in memory cannot be opened again, whoever gives the model.
+        if asked or (measured is not None and results.images is None):
+            shown_images(chosen, config.num_images, measured=measured)
     except ValueError as error:
         if asked:
             raise
@@ -125,7 +126,8 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
             config.weights,
             teacher=config.teacher,
             allow_other_teacher=config.allow_other_teacher,
-            measured=measured,
+            # Of other images than the results', too, the model is theirs.
+            measured=results.measured[0] if results.measured is not None else None,
         )
         found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)
     except RunError:

@@ -125,6 +125,16 @@ def test_plain_results_of_a_weight_file_take_their_model(tmp_path: Path) -> None
     found = page(teacher=names[0])
     assert "images" not in found.notes and 'id="strip"' in found.path.read_text()
     assert json.loads((folder / "images.json").read_text())["subject"]["size"] == 32
+    write_tree(tmp_path / "others", ["0.png", "1.png", "2.png"])
+    others = page(teacher=names[0], data=str(tmp_path / "others"), split="all")
+    assert "images" not in others.notes and json.loads((folder / "images.json").read_text())["num_images"] == 2
+
+
+def test_results_of_images_in_memory_have_a_page_with_a_note(tmp_path: Path) -> None:
+    module = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=4, num_classes=0)
+    phases([module], data=torch.rand(4, 3, 32, 32), k=[2], out=str(tmp_path), device="cpu", twin=False)
+    page = report(str(tmp_path), teacher=module, device="cpu")
+    assert "could not be followed" in page.notes["images"] and page.path.is_file()
 
 
 def test_a_negative_number_of_images_is_refused(run: Path) -> None:
