@@ -544,7 +544,7 @@ class DistillConfig(OnModel, OnData, Recipe, Training, GivenHead, Running):
             named = self._named()
             for f in dataclasses.fields(Recipe):
                 value = getattr(self, f.name)
-                # The recipe's own entry is no mistake: its stages may run one by one.
+                # Only a typed value is refused: a recipe describes both stages, which may run one after the other.
                 if f.name in _OF_STAGE_2 and value and value != named.get(f.name, f.metadata["otherwise"]):
                     raise ValueError(f"--{f.name} is of stage 2, which --stage 1 leaves out: leave out one of them")
         if self.phases is not None and self.method != "maxcut":
@@ -903,4 +903,4 @@ COMMANDS: dict[str, type[Config]] = {
     "explore": ExploreConfig,
     "train-teacher": TeacherConfig,
 }
-"""The function of each command is that of the same name in `raptor.commands`."""
+"""Command -> its options. The function of a command has the same name in `raptor.commands`."""

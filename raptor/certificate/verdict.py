@@ -228,7 +228,7 @@ def judge(
         if "mean" in (*found.better, *found.worse, *found.alike):
             found.no_better_than_mean = "mean" not in found.better
         else:
-            # R2 is 0 for the mean of the images. Where all images have one state there is no R2, and nothing is shown.
+            # The mean of the images has an R2 of 0. If all images share one state, R2 is undefined and shows nothing.
             lower = last.value if last.lower is None else last.lower
             found.no_better_than_mean = lower is None or lower <= 0
         if nulls and curves.num_images > 1:

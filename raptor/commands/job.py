@@ -172,7 +172,7 @@ def open_job(
     other = seen
     has_own_head = config.head_file is None and data.classes is None
     if fitted is not None and has_own_head and seen is not None and 0 < len(seen.classes or ()) == teacher.num_classes:
-        # The run's classes are those of the head, so that they give the labels their numbers.
+        # The run's images have as many classes as the head, so their order of classes numbers the labels.
         like = seen
         other = fitted
     judged = data.judged(config.num_images, size, like=like, also=other)

@@ -42,7 +42,7 @@ def open_nyuv2(spec: str, task: str = "depth") -> DenseData:
 
 
 def _read_depth(picture: Image.Image) -> np.ndarray:
-    """Metres: 8 bit is value x 10 / 255, 16 bit millimetres; 0 is no reading."""
+    """Depth in metres. 8-bit pictures store it as value x 10 / 255, 16-bit ones in millimetres; 0 means no reading."""
     if picture.mode != "L" and not picture.mode.startswith("I"):  # a palette's numbers, or metres as real numbers
         raise ValueError(
             f"a depth picture is grey with 8 or 16 bits, this one is {picture.mode}: save it as one of them"

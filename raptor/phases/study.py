@@ -242,7 +242,7 @@ def study_phases(
 
 
 def _twin_similarity(vit: ViT, batches: ImageStream, tokens: str, precision: str) -> tuple[Array | None, str]:
-    """The similarity of the untrained twin on some of the images, and how it was measured or why it was not."""
+    """The similarity of the untrained twin, and a note: on how many images it was measured, or why it was not."""
     try:
         twin = untrained_twin(vit)
     except ValueError as error:
