@@ -41,16 +41,22 @@ class StepGraphs:
         key = (parts, images.shape)
         try:
             if key not in self.graphs:
-                # Those of other losses are let go, because each holds its own memory.
+                # Graphs of other losses are let go, because each holds its own memory.
                 self.graphs = {other: graph for other, graph in self.graphs.items() if other[0] == parts}
                 self.graphs[key] = GraphedStep(self.module, self.stage, images, parts, self.precision)
             return self.graphs[key](images, lam)
         except NotCapturable as error:
             self.enabled = False
-            self.graphs.clear()
+            self.release()
             reason = str(error).splitlines()[0]
             print(f"this model's step runs without a CUDA graph: {reason}", file=sys.stderr)
             return None
+
+    def release(self) -> None:
+        """Let go of the captured passes and of the memory that they hold; a later step captures again."""
+        self.graphs.clear()
+        # The gradients lie in that memory: while one of them is kept, torch cannot use it for anything else.
+        self.module.zero_grad(set_to_none=True)
 
 
 class GraphedStep:

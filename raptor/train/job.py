@@ -229,6 +229,10 @@ class DistillStage(Stage):
             propagate(loss)
         return layer_losses
 
+    def end(self) -> None:
+        if self.graphs is not None:
+            self.graphs.release()
+
     def kind(self, step: int, num_steps: int) -> tuple[Parts, int, bool]:
         hands_over = self._lengths(step) is not None
         return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps), hands_over

@@ -175,6 +175,7 @@ class Loop:
                 since = time.monotonic()  # validations and checkpoints are no training
             bar.advance()
         bar.finish()
+        stage.end()
 
     def _stop_or_save(self) -> tuple[bool, bool]:
         """Whether a stop signal came on any rank, and whether a checkpoint is due by the clock of rank 0."""

@@ -196,6 +196,7 @@ def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
             raise ValueError(
                 f"a step of {stage.batch_size} images does not fit into memory: lower --batch_size or use more devices"
             ) from None
+        stage.end()
         # Timing the stages of a large batch takes minutes on a CPU.
         say(f"{stage.name}: {seconds:.2g} s a step")
         num_steps = stage.num_steps(lambda seconds=seconds: seconds)  # type: ignore[misc]

@@ -125,6 +125,9 @@ class Stage:
         """
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Called after the last step: let go of what only steps need, which would take memory from the next stage."""
+
     def rate(self, step: int, num_steps: int) -> float:
         return learning_rate(step, num_steps, self.lr, self.min_lr, self.warmup)
 

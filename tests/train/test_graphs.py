@@ -5,6 +5,7 @@ A stand-in for the captured graph runs the same module at once, so that the deci
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -70,6 +71,25 @@ def test_the_graph_not_in_use_is_let_go(graphed):
             one.run(torch.zeros(1), lam, Parts.of(lam))
     assert graphed.captured == [("stage1", Parts(True, True)), ("stage1", Parts(True, False))]
     assert [parts for parts, _ in one.graphs] == [Parts(True, False)]
+
+
+def test_a_finished_stage_holds_no_memory_of_its_graphs(tmp_path, graphed, monkeypatch):
+    """When stage 2 is captured, neither a graph of stage 1 nor a gradient in its memory is left."""
+    held = []
+    capture = EagerGraph.__init__
+
+    def look(self: EagerGraph, module: DistillStep, name: str, *args: Any) -> None:
+        kept = [n for n, p in module.named_parameters() if p.grad is not None]
+        held.append((name, len(alive), kept))
+        capture(self, module, name, *args)
+        alive.add(self)
+
+    alive: weakref.WeakSet[EagerGraph] = weakref.WeakSet()
+    monkeypatch.setattr(EagerGraph, "__init__", look)
+    done = tiny_run(tmp_path / "run", lam=0.0)
+    assert held == [("stage1", 0, []), ("stage2", 0, [])]
+    assert len(alive) == 0
+    assert done.summary.cuda_graph  # of the steps that ran, whatever is left of them
 
 
 def test_each_image_size_has_a_graph(tmp_path, graphed):
