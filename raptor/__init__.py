@@ -9,87 +9,61 @@ Everything is loaded on first use, so importing raptor is quick.
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+# `X as X` tells a type checker that the name is exported.
 if TYPE_CHECKING:
-    from raptor.certificate.error_curves import ErrorCurves
-    from raptor.certificate.measure import certify
-    from raptor.certificate.null_models import fit_null_models
-    from raptor.data import ChosenData, InMemory, Preprocess, iterate, open_data, open_dense
-    from raptor.devices import pick_device, pick_precision
-    from raptor.dynamics.measure import measure_dynamics
-    from raptor.dynamics.swaps import compare_pairs, measure_swaps
-    from raptor.phases.cut import Phases, choose_k, find_phases, within_and_across
-    from raptor.phases.evidence import smooth_matrix
-    from raptor.phases.partitions import num_partitions, random_phases, sample_partitions
-    from raptor.phases.similarity import measure_similarity
-    from raptor.phases.study import check_cuts, study_phases
-    from raptor.probes import probe
-    from raptor.recipes import load_recipe
-    from raptor.recurrence.watch import Watcher, watch
-    from raptor.surrogate.at_speed import at_speed
-    from raptor.surrogate.surrogate import block_parameters, make_surrogate
-    from raptor.train import distill
-    from raptor.train.teacher import train_teacher
-    from raptor.vit.groups import TokenGroups
-    from raptor.vit.names import list_models, models_for
-    from raptor.vit.open import open_vit
-    from raptor.vit.pair import open_pair
-    from raptor.vit.saved import save_vit
-    from raptor.vit.shared import SharedViT
-    from raptor.vit.trajectory import Trajectories, perturb, replace_block, swap_blocks
-    from raptor.vit.view import ViT
+    from raptor.certificate.error_curves import ErrorCurves as ErrorCurves
+    from raptor.certificate.measure import certify as certify
+    from raptor.certificate.null_models import fit_null_models as fit_null_models
+    from raptor.data import (
+        ChosenData as ChosenData,
+        InMemory as InMemory,
+        Preprocess as Preprocess,
+        iterate as iterate,
+        open_data as open_data,
+        open_dense as open_dense,
+    )
+    from raptor.devices import pick_device as pick_device, pick_precision as pick_precision
+    from raptor.dynamics.measure import measure_dynamics as measure_dynamics
+    from raptor.dynamics.swaps import compare_pairs as compare_pairs, measure_swaps as measure_swaps
+    from raptor.phases.cut import (
+        Phases as Phases,
+        choose_k as choose_k,
+        find_phases as find_phases,
+        within_and_across as within_and_across,
+    )
+    from raptor.phases.evidence import smooth_matrix as smooth_matrix
+    from raptor.phases.partitions import (
+        num_partitions as num_partitions,
+        random_phases as random_phases,
+        sample_partitions as sample_partitions,
+    )
+    from raptor.phases.similarity import measure_similarity as measure_similarity
+    from raptor.phases.study import check_cuts as check_cuts, study_phases as study_phases
+    from raptor.probes import probe as probe
+    from raptor.recipes import load_recipe as load_recipe
+    from raptor.recurrence.watch import Watcher as Watcher, watch as watch
+    from raptor.surrogate.at_speed import at_speed as at_speed
+    from raptor.surrogate.surrogate import block_parameters as block_parameters, make_surrogate as make_surrogate
+    from raptor.train import distill as distill
+    from raptor.train.teacher import train_teacher as train_teacher
+    from raptor.vit.groups import TokenGroups as TokenGroups
+    from raptor.vit.names import list_models as list_models, models_for as models_for
+    from raptor.vit.open import open_vit as open_vit
+    from raptor.vit.pair import open_pair as open_pair
+    from raptor.vit.saved import save_vit as save_vit
+    from raptor.vit.shared import SharedViT as SharedViT
+    from raptor.vit.trajectory import (
+        Trajectories as Trajectories,
+        perturb as perturb,
+        replace_block as replace_block,
+        swap_blocks as swap_blocks,
+    )
+    from raptor.vit.view import ViT as ViT
 
 __version__ = "0.2.0"
-
-__all__ = [
-    "ChosenData",
-    "ErrorCurves",
-    "InMemory",
-    "Phases",
-    "Preprocess",
-    "SharedViT",
-    "TokenGroups",
-    "Trajectories",
-    "ViT",
-    "Watcher",
-    "at_speed",
-    "block_parameters",
-    "certify",
-    "check_cuts",
-    "choose_k",
-    "compare_pairs",
-    "distill",
-    "find_phases",
-    "fit_null_models",
-    "iterate",
-    "list_models",
-    "load_recipe",
-    "make_surrogate",
-    "measure_dynamics",
-    "measure_similarity",
-    "measure_swaps",
-    "models_for",
-    "num_partitions",
-    "open_data",
-    "open_dense",
-    "open_pair",
-    "open_vit",
-    "perturb",
-    "pick_device",
-    "pick_precision",
-    "probe",
-    "random_phases",
-    "replace_block",
-    "sample_partitions",
-    "save_vit",
-    "smooth_matrix",
-    "study_phases",
-    "swap_blocks",
-    "train_teacher",
-    "watch",
-    "within_and_across",
-]
 
 _PLACES = {
     "raptor.data": ("ChosenData", "InMemory", "Preprocess", "iterate", "open_data", "open_dense"),
@@ -120,6 +94,8 @@ _PLACES = {
     "raptor.vit.trajectory": ("Trajectories", "perturb", "replace_block", "swap_blocks"),
     "raptor.vit.view": ("ViT",),
 }
+
+__all__ = sorted(chain.from_iterable(_PLACES.values()))
 
 
 def __getattr__(name: str) -> Any:

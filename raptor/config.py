@@ -357,9 +357,14 @@ class Recipe(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._complete(self._named())
+        if self.first_size_until and len(self.sizes or ()) != 2:
+            raise ValueError("--first_size_until goes from one size to another: give two --sizes, such as 160 224")
+
+    def _complete(self, named: dict[str, Any]) -> None:
+        """Give every entry that is None its value, from the recipe that is named or else from its declaration."""
         # Kept from before: once the entries are filled in, a typed rate and the recipe's look the same.
         rate = self.lr
-        named = self._named()
         for f in dataclasses.fields(Recipe):
             if f.name != "recipe" and getattr(self, f.name) is None:
                 setattr(self, f.name, named.get(f.name, f.metadata["otherwise"]))
@@ -367,8 +372,6 @@ class Recipe(Config):
             # A rate belongs to an optimizer: with another one, the recipe's rate becomes what that one needs.
             meant_for = named.get("optimizer", "adamw") if "lr" in named else "adamw"
             self.lr *= RATES[self.optimizer] / RATES[meant_for]
-        if self.first_size_until and len(self.sizes or ()) != 2:
-            raise ValueError("--first_size_until goes from one size to another: give two --sizes, such as 160 224")
 
     def _named(self) -> dict[str, Any]:
         """The entries of the recipe that is named, in their types; ValueError that names a wrong one."""
@@ -540,17 +543,18 @@ class DistillConfig(OnModel, OnData, Recipe, Training, GivenHead, Running):
             # Before the recipe is read, whose own `copy` would otherwise take this place.
             self.copy = "representative"
         super().__post_init__()
-        if self.stage == "1":
-            named = self._named()
-            for f in dataclasses.fields(Recipe):
-                value = getattr(self, f.name)
-                # Only a typed value is refused: a recipe describes both stages, which may run one after the other.
-                if f.name in _OF_STAGE_2 and value and value != named.get(f.name, f.metadata["otherwise"]):
-                    raise ValueError(f"--{f.name} is of stage 2, which --stage 1 leaves out: leave out one of them")
         if self.phases is not None and self.method != "maxcut":
             raise ValueError(f"--method {self.method} cuts depth, and --phases says where: leave out one of them")
         if self.copy == "representative" and not is_by_function:
             raise ValueError("--copy representative copies what --method function finds: add it, or change --copy")
+
+    def _complete(self, named: dict[str, Any]) -> None:
+        for name in _OF_STAGE_2:
+            value = getattr(self, name)
+            # Only a typed value is refused: a recipe describes both stages, which may run one after the other.
+            if self.stage == "1" and value and value != named.get(name):
+                raise ValueError(f"--{name} is of stage 2, which --stage 1 leaves out: leave out one of them")
+        super()._complete(named)
 
 
 @dataclass(kw_only=True)

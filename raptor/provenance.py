@@ -27,9 +27,8 @@ from raptor.config import Config
 from raptor.devices import device_name, torch_defaults
 from raptor.streaming import Record, jsonable
 
-_NOT_DECISIVE = ("out", "device", "num_workers", "resume", "track", "jobs", "cells", "max_seconds", "teacher_folder")
+_NOT_DECISIVE = ("out", "device", "num_workers", "track")
 """Options that do not decide the numbers of a result."""
-
 
 Value = TypeVar("Value")
 Kind = TypeVar("Kind", bound=Config)

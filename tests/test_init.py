@@ -17,14 +17,13 @@ def test_every_name_is_there() -> None:
         assert callable(getattr(raptor, name)), name
 
 
-def test_types_names_and_places_agree() -> None:
+def test_types_and_places_agree() -> None:
     tree = ast.parse(Path(raptor.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {
         (node.module, alias.name) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert typed == {(module, name) for module, names in raptor._PLACES.items() for name in names}
-    assert {name for _, name in typed} == set(raptor.__all__)
 
 
 def test_dir_and_version() -> None:
