@@ -71,6 +71,12 @@ class Subject(Record):
             )
         return found
 
+    def name_of(self, side: str) -> str:
+        """`teacher` as a result calls it: a model without a surrogate is nobody's teacher, and goes by its name."""
+        if side == "teacher" and self.teacher is None:
+            return self.model
+        return side
+
     def __str__(self) -> str:
         text = self.model
         if self.teacher is not None:

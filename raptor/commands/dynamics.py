@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,9 @@ from raptor.data import ChosenData, ImageData, ImageStream, iterate
 from raptor.data.split import part_read
 from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.dynamics.findings import find
-from raptor.dynamics.interventions import InterventionsFile, intervene
+from raptor.dynamics.interventions import Interventions, InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
-from raptor.dynamics.tangents import TANGENT_BATCH, TangentsFile, compare_tangents
+from raptor.dynamics.tangents import TANGENT_BATCH, Tangents, TangentsFile, compare_tangents
 from raptor.phases.cut import Phases, check_phases, find_phases
 from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
@@ -78,7 +78,8 @@ class Dynamics(Result):
     def text(self) -> str:
         lines = []
         for side, found in self.measured.sides().items():
-            lines.append(f"{side}: {found.model.name}, {self.measured.images}")
+            whose = "" if len(self.measured.sides()) == 1 else f"{side}: "
+            lines.append(f"{whose}{found.model.name}, {self.measured.images}")
             lines += [f"  {line}" for line in found.findings + found.notes]
         lines += [self.measured.few_images] if self.measured.few_images else []
         for name, changed in (("interventions", self.interventions), ("tangents", self.tangents)):
@@ -145,7 +146,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     for side, vit in (("teacher", main), ("surrogate", surrogate)):
         if vit is None:
             continue
-        bar = Progress(f"dynamics of the {side}", None, "image passes")
+        bar = Progress(f"dynamics of {vit.name}", None, "image passes")
         found = measure_dynamics(
             vit,
             batches,
@@ -170,6 +171,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         split=part_read(data.split, images.parts),
         image_size=main.preprocess.size,
         phases=list(cut.lengths),
+        class_names=_class_names(images, chosen),
         seed=seed,
         subject=subject,
     )
@@ -177,7 +179,6 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         sides["teacher"],
         sides.get("surrogate"),
         num_images=sides["teacher"].num_images,
-        class_names=_class_names(images, chosen),
         bad_images=batches.bad_images(),
         provenance=Provenance.since(started, device),
         **facts,
@@ -210,7 +211,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         changed = InterventionsFile(
             parts["teacher"],
             parts.get("surrogate"),
-            findings=[f"{side}: {line}" for side, found in parts.items() for line in found.findings()],
+            findings=_findings(parts, subject),
             head=reason,
             num_images=len(shown),
             provenance=Provenance.since(started, device),
@@ -225,7 +226,7 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
             stability["teacher"],
             stability.get("surrogate"),
             stability.get("twin"),
-            findings=[f"{side}: {line}" for side, one in stability.items() for line in one.findings()],
+            findings=_findings(stability, subject),
             notes=notes,
             num_images=stability["teacher"].jacobians.num_images,
             provenance=Provenance.since(started, device),
@@ -233,6 +234,11 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         )
     figures = ranks.first(lambda: _write_rest(measured, changed, tangents, folder))
     return Dynamics(measured, changed, tangents, folder, figures)
+
+
+def _findings(sides: Mapping[str, Interventions | Tangents], subject: Subject) -> list[str]:
+    """What was found on each side, each line with the side's name."""
+    return [f"{subject.name_of(side)}: {line}" for side, found in sides.items() for line in found.findings()]
 
 
 def _write(measured: DynamicsFile, folder: Path) -> None:

@@ -67,7 +67,7 @@ class Probed(Result):
         lines = []
         for side, result in self.results.items():
             unfinished = f" ({result.unfinished})" if result.unfinished else ""
-            score = f"{result.metric} of the {side} {result.score:.4f}"
+            score = f"{result.metric} of {_named(side, self.report.subject)} {result.score:.4f}"
             lines.append(f"{task}: {score} on {self.report.images}{unfinished}")
         if self.recovery is not None:
             floors = [f"{share:.1%} by {name}" for name, share in self.report.floors.items()]
@@ -91,7 +91,7 @@ def probe(config: ProbeConfig) -> Probed:
     if config.budget is not None:
         budget = Budget.parse(config.budget)
         limit = {"epochs": "epochs", "steps": "max_steps", "s": "max_seconds"}[budget.unit]
-        limits[limit] = budget.amount if budget.unit == "s" else max(1, round(budget.amount))
+        limits[limit] = max(1, round(budget.amount)) if budget.unit == "steps" else budget.amount
     opening = config.opening()
     if task != "classify":
         opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
@@ -125,7 +125,7 @@ def probe(config: ProbeConfig) -> Probed:
     ranks.first(lambda: check_place(folder, subject, f"probe-{task}.json"))
     results: dict[str, ProbeResult] = {}
     for name, vit in sides.items():
-        bar = Progress(f"{task} probe of the {name}", None, "steps")
+        bar = Progress(f"{task} probe of {_named(name, subject)}", None, "steps")
         results[name] = train(vit, progress=bar.update, **limits)
         # As many steps as fitted into the teacher's time: otherwise the faster model would train longer.
         limits["max_steps"] = results["teacher"].num_steps
@@ -136,6 +136,12 @@ def probe(config: ProbeConfig) -> Probed:
     report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split, subject)
     ranks.first(lambda: report.write(folder))
     return Probed(report, folder)
+
+
+def _named(side: str, subject: Subject | None) -> str:
+    """A side within a sentence."""
+    name = side if subject is None else subject.name_of(side)
+    return f"the {side}" if name == side else name
 
 
 def _open_both(

@@ -19,6 +19,8 @@ from raptor.config import Config, DynamicsConfig, PhasesConfig, StudyConfig
 from raptor.data import ChosenData, open_data
 from raptor.data.stream import iterate
 from raptor.devices import pick_device
+from raptor.phases.cut import find_phases
+from raptor.phases.study import PhasesFile
 from raptor.progress import clock
 from raptor.provenance import Provenance, command, hash_config
 from raptor.report.results import read_results
@@ -90,9 +92,11 @@ def study(config: StudyConfig) -> Study:
     for_dynamics = DynamicsConfig(model=source, **quick_dynamics, **shared)
     if config.data is not None:
         _tell_time(model, config, for_phases, for_dynamics)
-    findings: list[str] = []
-    for name, part, run in (("phases", for_phases, phases), ("dynamics", for_dynamics, dynamics)):
-        findings += _unless_done(folder, name, part, run)
+    findings = _unless_done(folder, "phases", for_phases, phases)
+    if surrogate is None:
+        # The page shows one cut, which is the one that the phases suggest.
+        for_dynamics = replace(for_dynamics, phases=_suggested(folder))
+    findings += _unless_done(folder, "dynamics", for_dynamics, dynamics)
     chosen: dict[str, Any] = {}
     if not _colour_images(folder, model, surrogate, config, is_new=bool(findings)):
         chosen = {"data": config.data, "val": config.val, "split": config.split, "trust_hub": config.trust_hub}
@@ -118,6 +122,14 @@ def _colour_images(folder: Path, model: ViT, surrogate: ViT | None, config: Stud
         found = measure_strips(model, surrogate, chosen, _NUM_SHOWN, measured)
         replace(found, provenance=Provenance.since(started, model.device)).write(folder)
     return True
+
+
+def _suggested(folder: Path) -> list[int] | None:
+    """The phases at the k that phases.json suggests; None where it suggests none."""
+    (found,) = PhasesFile.read(folder).models
+    if found.structure:
+        return None
+    return list(find_phases(found.matrix, found.chosen_k))
 
 
 def _unless_done(folder: Path, name: str, config: Config, run: Callable[[Any], Any]) -> list[str]:

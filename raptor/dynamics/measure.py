@@ -77,6 +77,7 @@ class SidesFile(ResultFile):
     """A result about a model, or about a surrogate beside its teacher.
 
     num_images: that were measured. phases: the lengths that figures show.
+    class_names: label -> name, of the classes whose basins were measured.
     """
 
     data: str = "the data"
@@ -84,6 +85,7 @@ class SidesFile(ResultFile):
     image_size: int | None = None
     num_images: int | None = None
     phases: list[int] | None = None
+    class_names: dict[str, str] | None = None
     seed: int = 0
     provenance: Provenance = field(default_factory=Provenance)
     subject: Subject | None = None
@@ -101,16 +103,12 @@ class SidesFile(ResultFile):
 
 @dataclass
 class DynamicsFile(SidesFile):
-    """dynamics.json: what `raptor dynamics` measured of a model, or of a surrogate beside its teacher.
-
-    class_names: label -> name, of the classes whose basins were measured.
-    """
+    """dynamics.json: what `raptor dynamics` measured of a model, or of a surrogate beside its teacher."""
 
     FILE: ClassVar[str] = "dynamics.json"
 
     teacher: DynamicsResult
     surrogate: DynamicsResult | None
-    class_names: dict[str, str] | None = None
     bad_images: list[str] = field(default_factory=list)
 
     @property

@@ -109,7 +109,7 @@ def train_heads(
     task: Task,
     lrs: Sequence[float],
     *,
-    epochs: int,
+    epochs: float,
     weight_decay: float,
     seed: int = 0,
     init: HeadTensors | None = None,
@@ -124,7 +124,7 @@ def train_heads(
     weight, bias = init or random_head(task, seed)
     heads = HeadGrid((weight.to(task.device), bias.to(task.device)), lrs, weight_decay)
     # A cut run has the whole cosine in fewer steps; a schedule that stops half-way would end at a high learning rate.
-    planned_steps = epochs * task.steps_per_epoch
+    planned_steps = max(1, round(epochs * task.steps_per_epoch))
     num_steps = planned_steps
     if max_steps is not None:
         num_steps = min(planned_steps, max_steps)

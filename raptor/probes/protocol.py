@@ -47,7 +47,7 @@ def probe(
     val_data: ImageData | str | None = None,
     *,
     lrs: Sequence[float] | None = None,
-    epochs: int | None = None,
+    epochs: float | None = None,
     batch_size: int | None = None,
     weight_decay: float | None = None,
     seeds: Sequence[int] = (0,),
@@ -73,7 +73,8 @@ def probe(
             name's own validation split.
         lrs: learning rates, all trained in one backbone pass; by default twelve around the task's own. Penalties when
             `closed_form` is given.
-        epochs, batch_size, weight_decay: by default the task's own (`DEFAULTS`).
+        epochs, batch_size, weight_decay: by default the task's own (`DEFAULTS`). Half an epoch is half of its
+            steps.
         seeds: of head, order and augmentations; scores are averaged over them.
         layer: the state to probe, 0..L, through the model's final norm; by default the last.
         precision: `fp32` or `bf16`; by default bf16 on CUDA.
@@ -101,6 +102,8 @@ def probe(
         raise ValueError("a closed form has no starting point; leave out init_head or closed_form")
     if epochs is None:
         epochs = own.epochs
+    elif epochs == round(epochs):
+        epochs = round(epochs)  # results have whole epochs as whole numbers
     if weight_decay is None:
         weight_decay = own.weight_decay
     # Ties go to the first: the smaller learning rate, the larger penalty.
@@ -109,8 +112,8 @@ def probe(
         grid = sorted(lrs or ALPHAS, reverse=True)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seed {' '.join(map(str, seeds))} repeats one, which says nothing more: give each once")
-    if min(grid) <= 0 or epochs < 1 or not seeds:
-        raise ValueError("a probe needs learning rates above 0, at least one epoch and at least one seed")
+    if min(grid) <= 0 or epochs <= 0 or not seeds:
+        raise ValueError("a probe needs learning rates and epochs above 0, and at least one seed")
     # On a CPU bf16 does not pay.
     if precision is None:
         precision = "bf16" if vit.device.type == "cuda" else "fp32"

@@ -79,7 +79,7 @@ class Scores(Record):
 class ProbeSettings(Record):
     """How the heads were trained; None where it does not apply (a closed form, no time limit)."""
 
-    epochs: int | None
+    epochs: int | float | None
     batch_size: int
     weight_decay: float | None
     precision: str

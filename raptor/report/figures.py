@@ -90,13 +90,16 @@ def on_paper(name: str, charts: Iterable[Chart], source: str = "") -> Figure | N
     for control in chart.controls:
         labels |= dict(control.options)
     panels: list[list[Chart | None]] = []
-    for row in _values(chart, about.rows, chosen):
+    rows = _values(chart, about.rows, chosen)
+    for row in rows:
         panels.append([])
         for column in _values(chart, about.columns, chosen):
             one = {about.columns: [column]}
+            names = [labels.get(column, column)]
             if about.rows:
                 one[about.rows] = [row]
-            names = [labels.get(value, value) for (value,) in one.values()]
+            if len(rows) > 1:  # a single row needs no name
+                names.append(labels.get(row, row))
             panel = replace(chart.only(**{**chosen, **one}), title=", ".join(names))
             if about.rows == "model":  # the title names the side
                 panel.series = [replace(series, name=series.base or series.name, side="") for series in panel.series]

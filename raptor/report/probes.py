@@ -10,16 +10,9 @@ from raptor.report.results import TASKS, Results
 LEAD = (
     "One linear head on frozen features, trained alike on both sides: do the surrogate's states still hold the answers?"
 )
-_HEAD = (
-    "task",
-    "metric",
-    "teacher",
-    "surrogate",
-    "recovery",
-    "without the image",
-    "last epoch (teacher, surrogate)",
-    "images scored",
-)
+# A model without a surrogate is nobody's teacher.
+LEAD_OF_ONE = "One linear head on frozen features: do the states hold the answers?"
+_SIDES = ("teacher", "surrogate")
 
 
 def probes(results: Results) -> Section:
@@ -32,9 +25,11 @@ def probes(results: Results) -> Section:
         return section
     if missing:
         section.hint_reason = f"Not probed yet: {', '.join(missing)}."
-    num_layers = None
-    if results.facts:
-        num_layers = results.facts.num_layers
+    head = ["task", "metric", *_SIDES, "recovery", "without the image", "last epoch (teacher, surrogate)"]
+    is_one = not any("surrogate" in report.results for report in found.values())
+    if is_one:
+        section.lead = LEAD_OF_ONE
+        head = ["task", "metric", "score", "without the image", "last epoch"]
     bars = Series("surrogate / teacher", [], [], colour="side-surrogate")
     rows = []
     remarks = []
@@ -43,51 +38,52 @@ def probes(results: Results) -> Section:
         if report.recovery is not None:
             bars.x.append(task)
             bars.y.append(100 * report.recovery)
-        rows.append(_row(task, report, num_layers))
+        floors = ", ".join(f"{percent(share)} by {name}" for name, share in report.floors.items()) or "–"
+        chosen, last = _scores(report)
+        scores = [*chosen, percent(report.recovery), floors, ", ".join(last)]
+        if is_one:
+            scores = [chosen[0], floors, last[0]]
+        rows.append([*_named(task, report, results), *scores, report.images])
         for remark in filter(None, (report.caution, report.unequal)):
             remarks.append(f"{task}: {remark}.")
     if bars.x:
         section.body.append(described("recovery", [bars]))
-    section.body.append(table(_HEAD, rows))
+    section.body.append(table([*head, "images scored"], rows))
     if remarks:
         section.body.append(bullet_list(remarks))
     return section
 
 
-def _row(task: str, report: ProbeReport, num_layers: int | None) -> tuple[str, ...]:
-    """A line of the table. It names a layer before the last one, a closed form and the images.
-
-    num_layers: of the model, where it is known.
-    """
+def _named(task: str, report: ProbeReport, results: Results) -> tuple[str, str]:
+    """The task, with what differs from the usual probe (a layer before the last one, a closed form), and its metric."""
     known = next(iter(report.results.values()))
-    what = task
-    # Only what differs from the usual probe is named, so that the column stays narrow.
-    if known.layer != num_layers:
-        what += f", layer {known.layer}"
+    if results.facts is None or known.layer != results.facts.num_layers:
+        task += f", layer {known.layer}"
     if known.closed_form:
-        what += f", {known.closed_form} in closed form"
-    metric = known.metric.replace("_", " ")
-    metric += ", higher is better" if known.higher_is_better else ", lower is better"
-    chosen: list[str] = []
-    last: list[str] = []
-    for side in ("teacher", "surrogate"):
+        task += f", {known.closed_form} in closed form"
+    better = "higher" if known.higher_is_better else "lower"
+    return task, f"{known.metric.replace('_', ' ')}, {better} is better"
+
+
+def _scores(report: ProbeReport) -> tuple[list[str], list[str]]:
+    """Of each side the score of the chosen heads, and of the heads after the last epoch."""
+    chosen = []
+    last = []
+    for side in _SIDES:
         result = report.results.get(side)
         if result is None:
             chosen.append("–")
             last.append("–")
             continue
-        score = _score(result.chosen, known.metric)
+        score = _score(result.chosen, result.metric)
         if result.unfinished:
             score += f" ({result.unfinished})"
         chosen.append(score)
-        last.append(_score(result.last, known.metric))
-    floors = ", ".join(f"{percent(share)} by {name}" for name, share in report.floors.items())
-    return what, metric, *chosen, percent(report.recovery), floors or "–", ", ".join(last), report.images
+        last.append(_score(result.last, result.metric))
+    return chosen, last
 
 
-def _score(scores: Scores | None, metric: str) -> str:
-    if scores is None:
-        return "–"
+def _score(scores: Scores, metric: str) -> str:
     mean = number(scores.mean[metric])
     deviation = scores.deviation.get(metric)
     if deviation is None:

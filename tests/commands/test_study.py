@@ -50,6 +50,7 @@ def weights(tmp_path: Path) -> Path:
 def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = {}
     monkeypatch.setattr(module, "_unless_done", lambda _folder, name, part, _run: planned.update({name: part}) or [])
+    monkeypatch.setattr(module, "_suggested", lambda _folder: None)
     monkeypatch.setattr(module, "_colour_images", lambda *_, **__: True)
     monkeypatch.setattr(module, "report", lambda *_, **__: None)
     study("scenes", full=True, out=str(tmp_path), device="cpu")
@@ -181,3 +182,18 @@ def test_missing_images_are_said_before_the_model_is_opened(tmp_path: Path, monk
     path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"say which images .*my\.pt works on"):
         study(str(path), out=str(tmp_path / "out"))
+
+
+def test_dynamics_takes_the_cut_that_the_phases_suggest(tmp_path: Path) -> None:
+    """The default of three phases would stand on the page beside a suggestion of four."""
+    out = tmp_path / "study"
+    first = study("scenes", out=str(out), device="cpu")
+    entry = json.loads((out / "phases.json").read_text())["models"][0]
+    measured = json.loads((out / "dynamics.json").read_text())["phases"]
+    assert len(measured) == entry["chosen_k"] and measured == entry["phases"][str(entry["chosen_k"])]["lengths"]
+    assert f"({' | '.join(map(str, measured))})" in first.page.path.read_text()
+    # A model by itself is nobody's teacher.
+    changed = json.loads((out / "interventions.json").read_text())
+    assert all(line.startswith("scenes: ") for line in changed["findings"])
+    assert changed["class_names"] == json.loads((out / "dynamics.json").read_text())["class_names"]
+    assert not any("teacher" in line for line in first.findings)

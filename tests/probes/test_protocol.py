@@ -100,13 +100,22 @@ def test_a_time_limit_fixes_the_steps_before_training(vit: ViT, monkeypatch: pyt
     assert run(vit, "classify", [1e-2], epochs=1).unfinished is None
 
 
+def test_half_an_epoch_is_half_of_its_steps(vit: ViT) -> None:
+    whole = run(vit, "classify", [1e-2], epochs=3.0)
+    assert whole.settings.epochs == 3 and isinstance(whole.settings.epochs, int)
+    per_epoch = whole.num_images["fit"] // 16
+    for epochs, num_steps in ((0.5, round(per_epoch / 2)), (2.5, round(2.5 * per_epoch)), (1e-6, 1)):
+        part = run(vit, "classify", [1e-2], epochs=epochs)
+        assert (part.num_steps, part.settings.epochs, part.unfinished) == (num_steps, epochs, None)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"task": "sort"}, "unknown task"),
         ({"task": "depth", "closed_form": "ridge"}, "for the task classify"),
         ({"closed_form": "lasso"}, "unknown closed form"),
-        ({"epochs": 0}, "at least one epoch"),
+        ({"epochs": 0}, "epochs above 0"),
         ({"lrs": [-1.0]}, "above 0"),
         ({"size": (24, 24)}, "square"),
     ],

@@ -33,3 +33,12 @@ def test_a_probe_names_its_layer_its_closed_form_and_its_images(full_run: Path) 
     results.probes["classify"].split = "train"
     assert ">classify, layer 2<" in probes(results).html
     assert "24 training images of scenes at 48 x 64 px" in probes(results).html
+
+
+def test_a_model_by_itself_is_nobodys_teacher(full_run: Path) -> None:
+    results = read_results(full_run)
+    entry = results.probes["classify"]
+    del entry.results["surrogate"]
+    section = probes(results)
+    assert "teacher" not in section.lead + section.html and "recovery" not in section.html
+    assert f">{entry.results['teacher'].score:.3g}<" in section.html and not section.charts
