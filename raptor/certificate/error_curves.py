@@ -19,7 +19,6 @@ from raptor.devices import Ranks, free_bytes, full_precision
 from raptor.streaming import Array, Moments, Record, Reservoir, decode, jsonable
 from raptor.vit.groups import TokenGroups
 
-Bounds = tuple[tuple[int, int], ...]
 _RESERVOIR_IMAGES = 10_000
 METRICS = ("r2", "r2_uniform", "absolute", "relative", "cosine", "bounded_r2", "pearson")
 _IMAGE_VALUES = ("image_error", "image_norm", "image_deviation", "image_cosine")
@@ -95,7 +94,9 @@ class Curves(Record):
         return cls(tuple(found), num_layers, 0, **curves, **of_images, image_places=none)
 
 
-def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+def _layer_sums(
+    t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, spans: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
     """Sums of some layers over one batch, in float32 and in as few passes over the states as eager torch allows.
 
     Products of two vectors come from the norms of both and of their difference, which loses no digits when the two are
@@ -103,12 +104,12 @@ def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Boun
 
     Args:
         t_lbtd, s_lbtd: teacher and student states.
-        centre_lgd: a point near each group's mean, the last row that of all tokens.
-        bounds: first token and one past the last of each group.
+        centre_lgd: a point near each group's mean.
+        spans: first token and one past the last of each group; the first group is all tokens.
 
     Returns:
-        per image (L, B, G + 1, 6), see `_NUM_IMAGE_VALUES`, all tokens last; per coordinate (L, G, 3, D): mean of t and
-        sum of (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
+        per image (L, B, G, 6), see `_NUM_IMAGE_VALUES`; per coordinate (L, G - 1, 3, D), without all tokens: mean of t
+        and sum of (t - mean)^2 over the batch's images and tokens, and sum of (s - t)^2.
     """
     t = t_lbtd.float()
     s = s_lbtd.float()
@@ -123,13 +124,12 @@ def _layer_sums(t_lbtd: Tensor, s_lbtd: Tensor, centre_lgd: Tensor, bounds: Boun
     # The place of the distance from the centre is filled below: the centre is another one for each group.
     not_yet = torch.zeros_like(cosine)
     token_lbtv = torch.stack([e_square, t_square, not_yet, cosine, pearson, pearson.square()], dim=-1)
-    spans = (*bounds, (0, t.shape[2]))
     image_lbgv = torch.stack([token_lbtv[:, :, a:b].sum(2) for a, b in spans], dim=2)
     for g, (a, b) in enumerate(spans):
         # Rounding may take the expanded square below zero.
         image_lbgv[:, :, g, 2] = from_centre_lbtg[:, :, a:b, g].clamp_min(0).sum(2)
     columns = []
-    for a, b in bounds:
+    for a, b in spans[1:]:
         var, mean = torch.var_mean(t[:, :, a:b], dim=(1, 2), correction=0)
         squares = torch.linalg.vector_norm(error[:, :, a:b], dim=(1, 2)).square()
         columns.append(torch.stack([mean, var * (t.shape[1] * (b - a)), squares], dim=1))
@@ -171,13 +171,15 @@ class ErrorCurves:
     ) -> None:
         self.num_layers = num_layers
         self.groups = groups
-        present = dict(groups.present())
-        self.names = tuple(present)
-        self.bounds: Bounds = tuple((where.start, where.stop) for where in present.values())
+        self.names = ["all"]
+        self.spans = [(0, groups.num_tokens)]
+        for name, where in groups.present():
+            self.names.append(name)
+            self.spans.append((where.start, where.stop))
         self.num_images = 0
         self._reservoir = Reservoir(reservoir, seed)
-        self._coordinates = Moments()  # of the teacher's states, (L, G, D)
-        self._centre: Tensor | None = None  # (L, G + 1, D)
+        self._coordinates = Moments()  # of the teacher's states, (L, G - 1, D)
+        self._centre: Tensor | None = None  # (L, G, D)
         # Sums over all images; they get their shape with the first batch.
         self._image_sums = torch.zeros((), dtype=torch.float64)
         self._norm_sums = self._image_sums
@@ -185,11 +187,10 @@ class ErrorCurves:
 
     @torch.no_grad()
     def centre_of(self, teacher_states: Sequence[Tensor]) -> Tensor:
-        """The mean of each layer and group over a batch, all tokens last: (L, G + 1, D)."""
-        spans = (*self.bounds, (0, self.groups.num_tokens))
+        """The mean of each layer and group over a batch, (L, G, D)."""
         layers = []
         for x_btd in teacher_states[1:]:
-            layers.append(torch.stack([x_btd.float()[:, a:b].mean((0, 1)) for a, b in spans]))
+            layers.append(torch.stack([x_btd.float()[:, a:b].mean((0, 1)) for a, b in self.spans]))
         return torch.stack(layers)
 
     def start(self, centre_lgd: Tensor) -> None:
@@ -199,7 +200,7 @@ class ErrorCurves:
         self._centre = centre_lgd
         self._num_stacked = min(STACKED_VALUES.get(device.type, 1), free_bytes(device) // _BYTES_EACH)
         double = torch.float64
-        self._num_tokens = torch.tensor([[b - a] for a, b in self.bounds], device=device, dtype=double)  # (G, 1)
+        self._num_tokens = torch.tensor([[b - a] for a, b in self.spans[1:]], device=device, dtype=double)  # (G - 1, 1)
         self._image_sums = torch.zeros(self.num_layers, num, _NUM_IMAGE_VALUES, device=device, dtype=double)
         self._norm_sums = self._image_sums[..., :2].clone()
         self._residuals = torch.zeros(self.num_layers, num - 1, dim, device=device, dtype=double)
@@ -234,7 +235,7 @@ class ErrorCurves:
                 where = slice(first, min(first + together, self.num_layers))
                 t_lbtd = _stacked(teacher_states[1:][where])
                 s_lbtd = _stacked(student_states[1:][where])
-                image_lbgv, coordinate_lg3d = _layer_sums(t_lbtd, s_lbtd, self._centre[where], self.bounds)
+                image_lbgv, coordinate_lg3d = _layer_sums(t_lbtd, s_lbtd, self._centre[where], self.spans)
                 image_parts.append(image_lbgv)
                 coordinate_parts.append(coordinate_lg3d)
         image_blgv = torch.cat(image_parts).transpose(0, 1)
@@ -271,8 +272,7 @@ class ErrorCurves:
         """The curves over everything seen so far."""
         if self.num_images == 0:
             raise ValueError("no images were measured: the data is empty")
-        names = ("all", *self.names)
-        counts_g = np.array([self.groups.num_tokens, *(b - a for a, b in self.bounds)], dtype=np.float64)
+        counts_g = np.array([b - a for a, b in self.spans], dtype=np.float64)
         mean_lgd = self._coordinates.mean.cpu().numpy()
         about_mean_lgd = self._coordinates.squares.cpu().numpy()
         # Sums of squares of the groups become that of all tokens by what their means differ.
@@ -282,11 +282,10 @@ class ErrorCurves:
         total_lgd = np.concatenate([whole, about_mean_lgd], axis=1)
         residual_lgd = self._residuals.cpu().numpy()
         residual_lgd = np.concatenate([residual_lgd.sum(1, keepdims=True), residual_lgd], axis=1)
-        # Rolled, because all tokens come last in the sums and first in the curves.
-        image_lgv = np.roll(self._image_sums.cpu().numpy(), 1, axis=1)
-        norms_lgv = np.roll(self._norm_sums.cpu().numpy(), 1, axis=1) / self.num_images
+        image_lgv = self._image_sums.cpu().numpy()
+        norms_lgv = self._norm_sums.cpu().numpy() / self.num_images
         per_token = image_lgv / (self.num_images * counts_g)[None, :, None]
-        kept = np.roll(self._reservoir.values().double().cpu().numpy(), 1, axis=2)
+        kept = self._reservoir.values().double().cpu().numpy()
         # A group with one state for all images has no variance and no R2. NaN says so.
         with np.errstate(divide="ignore", invalid="ignore"):
             # A constant coordinate counts 1 if it is predicted exactly, else 0, as in scikit-learn.
@@ -305,10 +304,10 @@ class ErrorCurves:
             # The deviations of single images are from the centre, which is only near the mean. The total is exact.
             rescale = total_lgd.sum(-1) / image_lgv[..., 2]
         return Curves(
-            groups=names,
+            groups=tuple(self.names),
             num_layers=self.num_layers,
             num_images=self.num_images,
-            **{metric: {name: lg[:, g] for g, name in enumerate(names)} for metric, lg in curves.items()},
+            **{metric: {name: lg[:, g] for g, name in enumerate(self.names)} for metric, lg in curves.items()},
             image_error=np.sqrt(kept[..., 0]),
             image_norm=np.sqrt(kept[..., 1]),
             image_deviation=kept[..., 2] * rescale,

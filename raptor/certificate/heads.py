@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raptor.certificate.linear_head import LinearHead, read_metadata
+from raptor.certificate.linear_head import LinearHead, head_logits, read_metadata
 from raptor.certificate.ridge import fit_ridge_head
 from raptor.data.images import ImageData
 from raptor.data.split import choice_split
@@ -45,11 +45,9 @@ class Head:
             return True
         return len(classes) == self.num_classes and (self.classes is None or list(classes) == list(self.classes))
 
-    def logits(self, vit: ViT, state_btd: Tensor, output: Tensor) -> Tensor:
-        """Logits (B, C) of `vit`, given its last state `a_L` and its own output."""
-        if self.linear is None:
-            return output.float()
-        return self.linear.to(state_btd.device)(vit.features(state_btd))
+    def logits(self, vit: ViT, state_btd: Tensor, output: Tensor | None = None) -> Tensor:
+        """Logits (B, C) of `vit`, given a last state `a_L` and, where it is known, the model's own output."""
+        return head_logits(vit, self.linear, state_btd, output)
 
 
 def share_kept(score: float | None, of_teacher: float, higher_is_better: bool = True) -> float | None:
@@ -209,8 +207,6 @@ def resolve_head(
     linear, num_fitted = fitted
     # A head with names refuses other data with as many classes.
     linear.classes = fit.classes
-    if linear.classes is None and data is not None and len(data.classes or ()) == linear.num_classes:
-        linear.classes = data.classes
     fit = replace(fit, num_fitted=num_fitted, alpha=float(linear.alpha or 0))
     if cache is not None and ranks.is_first:
         linear.save(cache, {"ridge": json.dumps(fit.to_dict())})

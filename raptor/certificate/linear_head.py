@@ -110,6 +110,18 @@ class LinearHead(nn.Module):
         return cls(weight, found.get("bias", weight.new_zeros(len(weight))), classes=classes)
 
 
+def head_logits(vit: ViT, linear: LinearHead | None, state_btd: Tensor, output: Tensor | None = None) -> Tensor:
+    """Logits (B, C) of a last state in float32: by the linear head or, without one, by the model's own.
+
+    output: of the model itself, where it has run already.
+    """
+    if linear is not None:
+        return linear.to(state_btd.device)(vit.features(state_btd))
+    if output is None:
+        output = vit.finish(state_btd)
+    return output.float()
+
+
 def head_fingerprint(file: str | Path) -> str:
     """A short name of the content of a head's file."""
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()

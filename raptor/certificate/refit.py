@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from raptor.certificate.heads import Head
-from raptor.certificate.linear_head import LinearHead
+from raptor.certificate.linear_head import LinearHead, head_logits
 from raptor.certificate.verdict import Estimate
 from raptor.files import RunError, replacing
 from raptor.provenance import Provenance
@@ -48,7 +48,7 @@ class Refitted:
         own = [parameters[name] for name in self.tensors]
         # Put back afterwards: the untouched head is judged in the same pass.
         with replaced_weights(own, list(self.tensors.values())):
-            return surrogate_logits(surrogate, self.linear, state_btd)
+            return head_logits(surrogate, self.linear, state_btd)
 
     def save(self, folder: Path) -> None:
         tensors = dict(self.tensors)
@@ -155,10 +155,3 @@ def replaced_weights(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> 
         yield
     finally:
         put(saved)
-
-
-def surrogate_logits(vit: ViT, linear: LinearHead | None, state_btd: Tensor) -> Tensor:
-    """Logits (B, C) of a last state in float32, by the linear head or, without one, by the model's own."""
-    if linear is None:
-        return vit.finish(state_btd).float()
-    return linear(vit.features(state_btd))

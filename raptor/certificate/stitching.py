@@ -92,13 +92,6 @@ def stitch(
     agrees = Rows()
     ranks = sharing(batches)
 
-    def classes(last_btd: Tensor) -> Tensor:
-        """The classes of last states by one head for all: norm and head of a surrogate are its teacher's."""
-        assert head is not None
-        # A linear head reads the state; the model's own needs the rest of the model.
-        output = last_btd if head.linear is not None else teacher.finish(last_btd)
-        return head.logits(teacher, last_btd, output).argmax(-1)
-
     for batch in track(batches, "stitching", quiet=True):
         images = batch.images.to(teacher.device, non_blocking=True)
         with autocast(precision, teacher.device):
@@ -107,7 +100,8 @@ def stitch(
             states = teacher.unroll(first_btd, context)
             own_first_btd, own_context = surrogate.embed(images)
             own_states = surrogate.unroll(own_first_btd, own_context)
-            chosen_b = None if head is None else classes(states[-1])
+            # One head for all: norm and head of a surrogate are its teacher's.
+            chosen_b = None if head is None else head.logits(teacher, states[-1]).argmax(-1)
             error_bdl = images.new_zeros(len(images), 2, teacher.num_layers + 1)
             agrees_bdl = torch.zeros_like(error_bdl)
             for layer in range(teacher.num_layers + 1):
@@ -115,11 +109,11 @@ def stitch(
                 by_surrogate = surrogate.unroll(states[layer], own_context, start=layer)[-1]
                 for direction, last_btd in enumerate((by_teacher, by_surrogate)):
                     error_bdl[:, direction, layer] = _norms(last_btd.float() - states[-1].float())
-                    if chosen_b is not None:
-                        agrees_bdl[:, direction, layer] = classes(last_btd) == chosen_b
+                    if head is not None:
+                        agrees_bdl[:, direction, layer] = head.logits(teacher, last_btd).argmax(-1) == chosen_b
         norms.add(_norms(states[-1]), batch.places)
         errors.add(error_bdl, batch.places)
-        if chosen_b is not None:
+        if head is not None:
             agrees.add(agrees_bdl, batch.places)
     if not any(ranks.gather(len(norms))):
         raise ValueError("no images to stitch on: the held-out data is empty")

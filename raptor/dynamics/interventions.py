@@ -72,9 +72,9 @@ def intervene(
             continue
         predict = None
         if head is not None:
-            predict = partial(_predict, vit, head)
+            predict = partial(head.logits, vit)
         num_pairs = vit.num_layers * (vit.num_layers - 1) // 2
-        bar = Progress(f"swaps of the {side}", num_pairs * -(-len(images) // BATCH), "pairs")
+        bar = Progress(f"swaps of {vit.name}", num_pairs * -(-len(images) // BATCH), "pairs")
         swaps = measure_swaps(vit, images, phases, predict, bar.advance, ranks)
         bar.finish()
         # Swaps are quadratic in depth and shared by the ranks; the rest takes a few passes, which one rank makes.
@@ -84,11 +84,3 @@ def intervene(
         if vit.phases is not None:
             found[side].extrapolation = ranks.first(partial(measure_extrapolation, vit, images, predict=predict))
     return found
-
-
-def _predict(vit: ViT, head: Head, state_btd: Tensor) -> Tensor:
-    """Logits of a head on a last state."""
-    if head.linear is None:
-        return vit.finish(state_btd)
-    # A head fitted to the teacher's features is read from each model's own final norm.
-    return head.linear.to(state_btd.device)(vit.features(state_btd))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from raptor.certificate.heads import Head
 from raptor.certificate.verdict import named_images
@@ -53,7 +54,4 @@ def phases_with(vit: ViT, phases: Sequence[int] | None, phase: int) -> Phases:
 
 def read_out_of(head: Head, vit: ViT) -> ReadOut:
     """Class scores of a state: by the model's own head, or by a linear head on its features."""
-    if head.linear is None:
-        return vit.finish
-    linear = head.linear.to(vit.device)
-    return lambda x_btd: linear(vit.features(x_btd))
+    return partial(head.logits, vit)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.error_curves import Curves
 from raptor.certificate.rate import Complexity
@@ -47,17 +45,17 @@ _KINDS: dict[str, type[ResultFile]] = {
     "correct": CorrectFile,
     "images": ImagesFile,
 }
-# Where a number may be missing among others: before the first one that is known, past the rank of a fit (complex
-# numbers are pairs), on the diagonal, or anywhere.
-_GAPS = {
-    "scatter_ratio": "before",
-    "path": "before",
-    "eigenvalues": "pairs past the rank",
-    "amplitudes": "past the rank",
-    "cost": "diagonal",
-    "within": "anywhere",
-    "matched_std": "anywhere",  # phases of one block have no pairs of equal distance
-    "split_scores": "anywhere",  # a head that diverged has no score
+# Lists that may lack a number: before the first state that depends on the image, past the rank of a fit, on a diagonal,
+# of phases of one block (they have no pairs of equal distance), of a head that diverged.
+_MAY_LACK = {
+    "scatter_ratio",
+    "path",
+    "eigenvalues",
+    "amplitudes",
+    "cost",
+    "within",
+    "matched_std",
+    "split_scores",
 }
 
 
@@ -258,34 +256,19 @@ def read_results(folder: Path) -> Results:
 
 def check_numbers(value: Any, file: Path | str, name: str = "") -> None:
     """Raise RunError where a number is missing among others in parsed JSON: the file was damaged or edited."""
+    parts: dict[Any, Any] = {}
+    place = ""
     if isinstance(value, dict):
+        parts = {key: part for key, part in value.items() if key not in _MAY_LACK}
         if value.get("mean", 0) is None and value.get("std") is not None:  # a spread of a single number
-            check_numbers([None, value["std"]], file, f"{name}.mean")
-        for key, part in value.items():
+            place = "mean"
+    elif isinstance(value, list):
+        parts = dict(enumerate(value))
+        # Where no number is known at all nothing was measured, which is no damage.
+        if None in value and any(isinstance(part, float) for part in value):
+            place = f"position {value.index(None)}"
+    if place:
+        raise RunError(f"{file} lacks a number ({name.removeprefix('.')}, {place}): run the command that made it again")
+    for key, part in parts.items():
+        if isinstance(part, dict | list):
             check_numbers(part, file, f"{name}.{key}")
-    if not isinstance(value, list):
-        return
-    try:
-        known = np.isfinite(np.array(value, dtype=float))
-    except (TypeError, ValueError):  # records, words, or lists of several lengths
-        for i, part in enumerate(value):
-            check_numbers(part, file, f"{name}.{i}")
-        return
-    gaps = next((_GAPS[part] for part in name.split(".") if part in _GAPS), "")
-    # What has no number at all was not measured, which is no damage.
-    if gaps == "anywhere" or not known.any():
-        return
-    allowed = np.zeros_like(known)
-    if gaps == "before":
-        allowed = ~np.logical_or.accumulate(known, axis=-1)
-    elif gaps.endswith("past the rank"):
-        axis = -2 if gaps.startswith("pairs") else -1
-        allowed = np.flip(~np.logical_or.accumulate(np.flip(known, axis), axis=axis), axis)
-    elif gaps == "diagonal":
-        np.fill_diagonal(allowed, True)
-    missing = np.argwhere(~known & ~allowed)
-    if len(missing):
-        place = "/".join(map(str, missing[0]))
-        raise RunError(
-            f"{file} lacks a number ({name.removeprefix('.')}, position {place}): run the command that made it again"
-        )

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from raptor.certificate.definition import Definition
 from raptor.data import ChosenData, ImageData, iterate
+from raptor.data.stream import Batch
 from raptor.files import RunError
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
@@ -104,16 +105,7 @@ def measure_strips(
     # would hold what sets these images apart, not what sets their patches apart.
     images = shown_images(data, num_images, teacher.preprocess.size, measured)
     batch = next(iter(iterate(images, teacher.preprocess, max(_NUM_FIT, num_images), device=teacher.device)))
-    chosen = list(range(min(num_images, len(batch.images))))
-    if batch.labels is not None:
-        # Of different classes as far as there are any: the first image of each comes before the second of any.
-        num_seen: Counter[int] = Counter()
-        turns = []
-        for label in batch.labels.tolist():
-            turns.append(num_seen[label])
-            num_seen[label] += 1
-        # Sorting keeps the order of equal turns, so the same images are chosen each time.
-        chosen = sorted(sorted(range(len(turns)), key=turns.__getitem__)[: len(chosen)])
+    chosen = sorted(_of_different_classes(batch)[:num_images])
     with torch.no_grad():
         patches = _patches(teacher, batch.images)
     # The teacher's components colour both models: components of their own would differ in sign and order.
@@ -153,6 +145,18 @@ def measure_strips(
     )
 
 
+def _of_different_classes(batch: Batch) -> list[int]:
+    """The places of a batch, the first image of each class before the second of any."""
+    labels = [None] * len(batch.images) if batch.labels is None else batch.labels.tolist()
+    num_seen: Counter[int | None] = Counter()
+    turns = []
+    for label in labels:
+        turns.append(num_seen[label])
+        num_seen[label] += 1
+    # Sorting keeps the order of equal turns, so the same images are chosen each time.
+    return sorted(range(len(turns)), key=turns.__getitem__)
+
+
 def add_pictures(definition: Definition, vit: ViT, data: ImageData) -> None:
     """Put their pictures beside the hardest images of a verdict on `data`."""
     names = list(data.names)
@@ -187,32 +191,34 @@ def open_run(
             weights=weights,
         )
         return model, surrogate
+    known = config
     if measured is not None:
-        config = {"model": measured.model, "size": measured.size, "fingerprint": measured.weights}
-        if teacher is not None:
-            size = None if isinstance(teacher, ViT) else measured.size
-            vit = open_vit(teacher, device=device, trust_hub=trust_hub, weights=weights, size=size)
-            if fingerprint(vit.model) != measured.weights:
-                raise RunError(f"{vit.name} is not the model that {folder} is about: leave out --teacher and --module")
-            return vit, None
-    if config.get("model") is None:
+        known = {"model": measured.model, "size": measured.size, "fingerprint": measured.weights}
+    if known.get("model") is None:
         raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
-    if teacher is not None:
+    if teacher is not None and measured is None:
         raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
-    options: dict[str, Any] = {"size": config.get("size"), "weights": weights or config.get("weights")}
+    options: dict[str, Any] = {"size": known.get("size"), "weights": weights or known.get("weights")}
+    if isinstance(teacher, ViT):
+        options["size"] = None  # an opened model has its own
+    is_given = teacher is not None or weights is not None
     try:
-        vit = open_vit(str(config["model"]), device=device, trust_hub=trust_hub, **options)
+        vit = open_vit(teacher or str(known["model"]), device=device, trust_hub=trust_hub, **options)
     except ValueError as error:
-        # Results name a weight file by its stem and a module by its class, which are no names to open.
-        if measured is None or weights is not None:
+        if measured is None or is_given:
             raise
+        # Results name a weight file by its stem and a module by its class, which are no names to open.
         raise ValueError(f"{error}; raptor report {folder} --teacher MODEL, or --module, opens it") from error
     # Pictures of other weights would stand beside the results of the run's own.
-    if (weights is not None or measured is not None) and fingerprint(vit.model) != config.get("fingerprint"):
-        if weights is None:
-            raise ValueError(f"{config['model']} has other weights now than those that were measured")
-        raise RunError(f"{weights} does not hold the weights that {folder} was made with: leave out --weights")
+    if (is_given or measured is not None) and fingerprint(vit.model) != known.get("fingerprint"):
+        fault = f"{weights or vit.name} does not hold the weights that {folder} was made with"
+        if is_given:
+            raise RunError(f"{fault}: leave out {'--weights' if teacher is None else '--teacher and --module'}")
+        raise ValueError(fault)
     return vit, None
+
+
+# Colours --------------------------------------------------------------------------------------------------------------
 
 
 def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]], list[float]]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raptor.certificate.heads import Head
-from raptor.certificate.linear_head import LinearHead
-from raptor.certificate.refit import Refitted, after_blocks, replaced_weights, surrogate_logits
+from raptor.certificate.linear_head import LinearHead, head_logits
+from raptor.certificate.refit import Refitted, after_blocks, replaced_weights
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.train.plan import time_steps
@@ -63,7 +63,7 @@ def fit_head(
                 target_bc = head.logits(teacher, states[-1], output).log_softmax(-1)
                 # Without a graph: the blocks are frozen, and only what follows is fitted.
                 state_btd = surrogate.record(images)[0][-1]
-            log_q_bc = surrogate_logits(surrogate, linear, state_btd).log_softmax(-1)
+            log_q_bc = head_logits(surrogate, linear, state_btd).log_softmax(-1)
         # Divided by the global batch, so that ranks sum to what one process would have.
         loss = F.kl_div(log_q_bc, target_bc, reduction="sum", log_target=True) / stream.batch_size
         loss.backward()

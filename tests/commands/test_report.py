@@ -120,7 +120,7 @@ def test_plain_results_of_a_weight_file_take_their_model(tmp_path: Path) -> None
     phases([names[0]], data=str(photos), k=[2], size=32, out=str(folder), device="cpu", twin=False)
     page = partial(report, str(folder), num_images=2, device="cpu")
     assert f"raptor report {folder} --teacher MODEL, or --module, opens it" in page().notes["images"]
-    with pytest.raises(ValueError, match=r"is not the model that .* is about"):
+    with pytest.raises(ValueError, match=r"does not hold the weights that .* was made with"):
         page(teacher=names[1])
     found = page(teacher=names[0])
     assert "images" not in found.notes and 'id="strip"' in found.path.read_text()
