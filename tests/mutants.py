@@ -100,22 +100,28 @@ class Fault:
     before: str
     after: str
     source: str
+    left: str = ""
+    right: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.before} -> {self.after}"
+        """The line with the fault marked in it."""
+        return f"{self.left}[{self.before} -> {self.after}]{self.right}"
 
 
 def faults_of(module: str) -> list[Fault]:
     """All faults that can be put into a module, in the order of its lines."""
     text = (ROOT / module).read_text(encoding="utf-8")
+    lines = text.splitlines()
     found = []
     for place in range(sum(1 for _ in _places(ast.parse(text)))):
         tree = ast.parse(text)
         node = list(_places(tree))[place]
         before = ast.unparse(node)
+        left = lines[node.lineno - 1][: node.col_offset].lstrip()
+        right = lines[node.end_lineno - 1][node.end_col_offset :].rstrip()
         _change(node)
-        found.append(Fault(module, node.lineno, before, ast.unparse(node), ast.unparse(tree)))
+        found.append(Fault(module, node.lineno, before, ast.unparse(node), ast.unparse(tree), left, right))
     return found
 
 

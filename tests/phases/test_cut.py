@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from known_matrices import DISTANCE, TABLE_3, striped
 
 from raptor.phases.cut import (
     Phases,
+    check_phases,
     choose_k,
     find_phases,
     within_and_across,
@@ -144,6 +146,29 @@ def test_choose_k_on_the_published_matrix() -> None:
     assert choose_k(np.ones((6, 6))).k == 1
 
 
+def test_choose_k_goes_down_to_single_layers() -> None:
+    """Of four different layers the middle cut has 4 pairs across it, and each half has one pair."""
+    assert choose_k(np.eye(4)) == (4, (4.0, 1.0, 1.0))
+
+
+def test_phases_of_a_model_have_all_of_its_blocks() -> None:
+    vit = SimpleNamespace(num_layers=4, name="tiny")
+    assert check_phases(vit, [3, 1]) == Phases((3, 1))
+    with pytest.raises(ValueError, match=r"phases \[3, 2\] do not sum to the 4 blocks of tiny"):
+        check_phases(vit, [3, 2])
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+def test_an_asymmetry_of_rounding_is_averaged(scale: float) -> None:
+    """1e-5 of the largest entry, and not more."""
+    matrix = scale * np.eye(4)
+    matrix[0, 1] = scale * 1e-5
+    assert find_phases(matrix, 4).lengths == (1, 1, 1, 1)
+    matrix[0, 1] *= 1.1
+    with pytest.raises(ValueError, match="symmetric"):
+        find_phases(matrix, 4)
+
+
 def test_a_layer_alone_is_a_phase_for_maxcut_but_not_by_default_for_dp() -> None:
     similarity = np.eye(6)
     similarity[:5, :5] = 1.0  # the last layer is like no other
@@ -210,6 +235,15 @@ def test_phases_are_the_sequence_of_their_lengths() -> None:
 )
 def test_ties_of_max_cut_go_to_the_later_boundary(similarity: np.ndarray, k: int, lengths: tuple[int, ...]) -> None:
     assert find_phases(similarity, k).lengths == lengths
+
+
+@pytest.mark.parametrize("scale", [1, 10])
+@pytest.mark.parametrize(("more", "lengths"), [(1.5e-13, (3, 1)), (1.7e-13, (1, 3))])
+def test_totals_tie_within_the_rounding_of_their_sums(scale: float, more: float, lengths: tuple[int, ...]) -> None:
+    """Cuts of a b a b after layers 1 and 3 tie. Sums over 16 entries may be wrong by 1e-14 of the largest for each."""
+    similarity = scale * striped(0, 1, 0, 1)
+    similarity[0, 1] = similarity[1, 0] = -scale * more  # only the cut after layer 1 is between these two
+    assert find_phases(similarity, 2).lengths == lengths
 
 
 def test_ties_of_the_dynamic_programme_go_to_the_later_boundary() -> None:

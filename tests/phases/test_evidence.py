@@ -61,6 +61,11 @@ def test_distances_of_rounding_are_no_phases() -> None:
     assert "do not level off before k=12, where every layer is a phase" in no_structure(12, each, matrix)
 
 
+def test_small_distances_may_be_phases() -> None:
+    matrix = 1 - 2e-6 * (1 - striped(0, 0, 1, 1))
+    assert no_structure(2, CutEvidence(contrast=2e-6, shuffled_upper=1e-6), matrix) == ""
+
+
 def test_a_smooth_matrix_is_called_gradual() -> None:
     distance = np.abs(np.arange(12)[:, None] - np.arange(12))
     cut = Evidence(1 - 0.05 * distance).of(find_phases(1 - 0.05 * distance, 4))
@@ -100,6 +105,23 @@ def test_one_block_of_images_has_no_resamples() -> None:
     assert found.interval is None and found.boundaries == [] and found.lowest == found.contrast == 1
 
 
+def test_two_blocks_of_images_have_resamples() -> None:
+    """A resample has the first block 0, 1 or 2 times, so its contrast is 1, .5 or 0; both ends are a quarter each."""
+    blocks = Blocks(np.stack([striped(0, 0, 1, 1), np.ones((4, 4))]), np.array([8, 8]))
+    found = Evidence(blocks.matrix_nll.mean(0), blocks).of(Phases((2, 2), method="maxcut"))
+    assert found.interval == (0.0, 1.0)
+
+
+def test_orders_of_the_layers_are_the_same_in_every_run() -> None:
+    matrix = 1 - 0.05 * np.abs(np.arange(12)[:, None] - np.arange(12))
+    orders = np.random.default_rng(0)
+    shuffled = Evidence(matrix).nulls["shuffled"]
+    assert len(shuffled) == 200
+    for one in shuffled[:3]:
+        order = orders.permutation(12)
+        np.testing.assert_array_equal(one, matrix[order][:, order])
+
+
 def test_boundaries_and_their_intervals_by_hand() -> None:
     """Two of 40 cuts move the first boundary down, two move both up; the ends are the 2nd and the 39th in order."""
     recut = [Phases((4, 3, 5))] * 36 + [Phases((3, 4, 5))] * 2 + [Phases((5, 3, 4))] * 2
@@ -133,6 +155,10 @@ def test_gains_of_matrices_without_phases_are_means_over_them() -> None:
         (CutEvidence(contrast=0.126, interval=(0.126, 0.13), twin=0.1), ""),
         (CutEvidence(contrast=0.12, twin=0.1), "its untrained twin"),
         (CutEvidence(contrast=0.126, twin=0.1), ""),
+        (CutEvidence(contrast=0.12, twin=0.1), "1.25 times the twin's is 0.125"),
+        # As much as a null is not above it.
+        (CutEvidence(contrast=0.5, shuffled_upper=0.5), "a shuffled matrix"),
+        (CutEvidence(contrast=0.625, twin=0.5), "its untrained twin"),
     ],
 )
 def test_a_cut_is_no_finding_unless_its_lower_end_is_above_every_null(evidence: CutEvidence, words: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from tiny_states import DIM, GROUPS, NUM_LAYERS, direct_cka, in_float64, make_states, split
 
 from raptor.phases import similarity as module
-from raptor.phases.similarity import CoordinateStatistics, measure_similarity
+from raptor.phases.similarity import Blocks, CoordinateStatistics, measure_similarity
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import NonFiniteStates
 
@@ -125,6 +125,16 @@ def test_statistics_survive_a_large_mean_and_a_constant_coordinate() -> None:
     assert (standard_btld[..., 1] == 0).all()
 
 
+@pytest.mark.parametrize("length", [0.0, 1.0])
+def test_states_that_are_all_alike_have_statistics(length: float) -> None:
+    """Only their cosine may be undefined."""
+    states = [torch.tensor([length, 0, 0]).expand(2, GROUPS.num_tokens, 3)] * (NUM_LAYERS + 1)
+    statistics = CoordinateStatistics(NUM_LAYERS)
+    statistics.update(states)
+    mean_ld, std_ld = statistics.result()
+    assert mean_ld.tolist() == [[length, 0, 0]] * NUM_LAYERS and not std_ld.any()
+
+
 @pytest.mark.parametrize("layer", [0, 2, 4])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_states_name_model_layer_and_batch(layer: int, value: float) -> None:
@@ -148,14 +158,14 @@ def test_the_first_bad_batch_and_layer_are_named() -> None:
         measure_similarity(batches, NUM_LAYERS, GROUPS)
 
 
-def test_bad_states_stop_a_long_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHECK_EVERY", 3)
+def test_bad_states_stop_a_long_stream() -> None:
+    """They are looked for every 50 batches."""
     states = make_states(4)
     states[3][0, 0, 0] = float("nan")
-    left = iter([states] * 9)
+    left = iter([states] * 60)
     with pytest.raises(NonFiniteStates, match=r"layer 3 in batch 0 "):
-        measure_similarity(left, NUM_LAYERS, GROUPS)
-    assert len(list(left)) == 6
+        measure_similarity(left, NUM_LAYERS, GROUPS, cka_features=None)
+    assert len(list(left)) == 10
 
 
 def test_a_token_of_norm_zero_is_an_error() -> None:
@@ -179,12 +189,45 @@ def test_bad_input_is_refused() -> None:
 def test_blocks_of_images_average_to_the_whole(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUM_BLOCKS", 4)
     states = make_states(11)
-    result = measure_similarity(split(states, [4, 4, 3]), NUM_LAYERS, GROUPS, blocks_of=variant)
+    result = measure_similarity(split(states, [3, 5, 3]), NUM_LAYERS, GROUPS, blocks_of=variant)
     blocks = result.blocks
     assert blocks is not None and blocks.sizes.tolist() == [3, 3, 3, 2]
+    # Images are dealt out in turn.
+    second = direct_matrices(in_float64([s[[1, 5, 9]] for s in states]), GROUPS)
+    np.testing.assert_allclose(blocks.matrix_nll[1], second[variant], atol=1e-6)
     mean = np.average(blocks.matrix_nll, axis=0, weights=blocks.sizes)
     off_diagonal = ~np.eye(NUM_LAYERS, dtype=bool)
     np.testing.assert_allclose(mean[off_diagonal], result.matrices[variant][off_diagonal], atol=1e-6)
     resampled = blocks.resampled(50)
     assert resampled.shape == (50, NUM_LAYERS, NUM_LAYERS) and resampled.std(0).max() > 0
     assert measure_similarity(split(states, [11]), NUM_LAYERS, GROUPS).blocks is None
+
+
+def test_the_same_blocks_of_images_serve_any_number_of_them() -> None:
+    blocks = measure_similarity([make_states(100)], NUM_LAYERS, GROUPS, blocks_of="all").blocks
+    assert blocks is not None and blocks.sizes.tolist() == [2] * 36 + [1] * 28
+
+
+def test_resamples_by_hand() -> None:
+    """Each draws as many blocks as there are, and a block weighs as many images as it has."""
+    first = np.array([[1, 0.2, 0.3], [0.4, 1, 0.5], [0.6, 0.7, 1]])
+    second = first**2
+    draws = np.random.default_rng(0).multinomial(2, [0.5, 0.5], size=4)
+    assert {tuple(draw) for draw in draws.tolist()} >= {(1, 1)}
+    found = Blocks(np.stack([first, second]), np.array([1, 3])).resampled(4)
+    for resample, (num_first, num_second) in zip(found, draws):
+        mean = (num_first * first + 3 * num_second * second) / (num_first + 3 * num_second)
+        np.testing.assert_allclose(resample, (mean + mean.T) / 2, atol=1e-12)
+
+
+def test_the_stack_of_states_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = make_states(8)
+    for num_images, sizes in ((3, [3, 3, 2]), (0, [1] * 8)):
+        monkeypatch.setattr(module, "MAX_CHUNK", num_images * GROUPS.num_tokens * NUM_LAYERS * DIM)
+        assert [len(x_btld) for x_btld in module._chunks(states)] == sizes
+
+
+def test_registers_alone_have_no_pooled_cosine() -> None:
+    groups = TokenGroups(0, 3, 0)
+    found = measure_similarity([make_states(5, groups)], NUM_LAYERS, groups, cka_features=None)
+    assert set(found.matrices) == {"all", "registers"}
