@@ -34,6 +34,13 @@ def test_resamples_are_drawn_in_chunks_of_one_stream() -> None:
     np.testing.assert_allclose(resampled_means(values, 250, seed=5), values[drawn].mean(1), rtol=1e-12)
 
 
+def test_every_run_draws_the_same_resamples() -> None:
+    values = np.random.default_rng(0).normal(size=(5, 1))
+    drawn = np.random.default_rng(0).integers(5, size=(3, 5))
+    np.testing.assert_allclose(resampled_means(values, 3), values[drawn].mean(1))
+    np.testing.assert_allclose(statistic_interval([values], lambda v: v, 3), interval(values[drawn].mean(1)))
+
+
 def test_a_single_image_has_no_interval() -> None:
     """Its resamples are all the same: an interval of width 0 would say that other images are like it."""
     one = np.array([[3.0, 4.0]])

@@ -45,6 +45,11 @@ def test_quantiles_and_the_worst_image_by_brute_force(certificate: Certificate) 
     assert (found.q95, found.q99) == (ranked[19], ranked[20])  # of 21 images: the 20th (19.95) and the 21st (20.79)
     assert found.worst == ranked[-1] and found.worst_image == f"image {ratio.argmax()}"
     assert [image.error for image in found.hardest] == ranked[:-5:-1]
+    curves = certificate.curves
+    error, norm = (
+        values[:, found.layer - 1, curves.groups.index("all")] for values in (curves.image_error, curves.image_norm)
+    )
+    assert found.bernstein == bernstein_bound(error, norm)
     assert "with 21 images, fewer than 200, a bootstrap interval undercovers" in found.line()
     assert "undercovers" not in replace(found, num_images=200).line()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics.functional import r2_score as torchmetrics_r2
 
 from raptor.certificate import error_curves as curves_module
-from raptor.certificate.error_curves import METRICS, ErrorCurves
+from raptor.certificate.error_curves import METRICS, Curves, ErrorCurves
 from raptor.vit.groups import TokenGroups
 
 GROUPS = TokenGroups(1, 2, 6)
@@ -114,6 +114,39 @@ def test_a_mean_far_larger_than_the_spread_costs_no_digits() -> None:
     assert curves.r2["all"][0] == pytest.approx(float(expected), abs=1e-6)
 
 
+def test_the_size_of_the_states_does_not_matter() -> None:
+    """Only the absolute error grows with them."""
+    teacher, student = states_pair()
+    whole = measured(teacher, student)
+    small = measured([1e-5 * t for t in teacher], [1e-5 * s for s in student])
+    for metric in METRICS:
+        scale = 1e5 if metric == "absolute" else 1
+        for group in whole.groups:
+            found = scale * getattr(small, metric)[group]
+            np.testing.assert_allclose(found, getattr(whole, metric)[group], atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(small.image_relative, whole.image_relative, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_deviations_of_single_images_by_brute_force(scale: float) -> None:
+    """Of one batch the centre is the mean."""
+    teacher, student = states_pair()
+    curves = measured([scale * t for t in teacher], [scale * s for s in student])
+    for g, group in enumerate(curves.groups):
+        t = scale * teacher[1][:, GROUPS.slice(group)].double()
+        expected = (t - t.mean((0, 1))).square().sum((1, 2))
+        np.testing.assert_allclose(curves.image_deviation[:, 0, g], expected, rtol=1e-4)
+
+
+def test_no_cosine_is_beyond_1() -> None:
+    """Rounding takes some of these a little beyond, unless they are cut."""
+    teacher, _ = states_pair(num_images=400)
+    for sign in (1, -1):
+        found = measured(teacher, [sign * 1.1 * t for t in teacher])
+        cosine = found.image_cosine[..., found.groups.index("cls")]  # a mean over one token
+        assert np.abs(cosine).max() == 1 and np.allclose(cosine, sign)
+
+
 def test_bf16_states_are_measured_in_fp32() -> None:
     teacher, student = ([x.bfloat16() for x in states] for states in states_pair(dim=64))
     rounded = measured(teacher, student, (5,))
@@ -157,11 +190,49 @@ def test_wrong_states_are_refused() -> None:
     curves = ErrorCurves(NUM_LAYERS, GROUPS)
     with pytest.raises(ValueError, match="student gave 3 states"):
         curves.update(teacher, student[1:])
+    with pytest.raises(ValueError, match=r"shapes \(23, 9, 8\) and \(23, 9, 10\)"):
+        curves.update(teacher, [x[..., :8] for x in student])
+    with pytest.raises(ValueError, match=r"shapes \(23, 8, 10\) and \(23, 8, 10\)"):
+        curves.update([x[:, :8] for x in teacher], [x[:, :8] for x in student])
     with pytest.raises(ValueError, match="data is empty"):
         curves.result()
+
+
+def test_the_first_layer_that_is_not_finite() -> None:
+    teacher, student = states_pair(num_images=1)
+    curves = ErrorCurves(NUM_LAYERS, GROUPS)
+    assert curves.first_not_finite() is None
+    curves.update(teacher, student)
+    assert curves.first_not_finite() is None
+    for layer, is_teachers in ((3, False), (2, True), (1, False)):
+        broken = [x.clone() for x in (teacher if is_teachers else student)]
+        broken[layer][0, 4, 1] = float("inf")
+        curves = ErrorCurves(NUM_LAYERS, GROUPS)
+        curves.update(broken if is_teachers else teacher, student if is_teachers else broken)
+        assert curves.first_not_finite() == (layer, is_teachers)
+
+
+def test_curves_that_were_read_have_no_images() -> None:
+    teacher, student = states_pair()
+    found = measured(teacher, student)
+    again = Curves.from_dict(found.to_dict())
+    assert again.groups == found.groups and again.image_error.shape == (0, NUM_LAYERS, 4)
+    assert again.image_places.shape == (0,)
+    for metric in METRICS:
+        np.testing.assert_array_equal(getattr(again, metric)["cls"], getattr(found, metric)["cls"])
+    one_layer = {"all": {metric: [0.5] for metric in METRICS[1:]}}
+    with pytest.raises(ValueError, match=r"all\.r2: Input should be a number for each of 1 layers"):
+        Curves.from_dict(one_layer | {"cls": {metric: [0.5] for metric in METRICS}})
 
 
 def test_reservoir_bounds_what_is_kept_of_the_images() -> None:
     teacher, student = states_pair()
     curves = measured(teacher, student, (5, 12), reservoir=8)
     assert curves.num_images == 23 and curves.image_error.shape == (8, NUM_LAYERS, 4)
+
+
+def test_ten_thousand_images_keep_their_own_values() -> None:
+    states = [torch.arange(10_001.0).view(-1, 1, 1)] * 2
+    curves = ErrorCurves(1, TokenGroups(1, 0, 0))
+    curves.update(states, states)
+    assert len(curves.result().image_error) == len(curves.result().image_places) == 10_000

@@ -30,6 +30,14 @@ def test_cka_does_not_change_under_rotation_scale_and_shift() -> None:
     np.testing.assert_allclose(cka, np.ones((2, 2)), atol=1e-9)
 
 
+def test_the_size_of_features_does_not_matter() -> None:
+    """HSIC is of the fourth power of the features: 1e-12 here."""
+    states = make_states(6)
+    small = [1e-3 * s for s in states]
+    found = measure_similarity([small], NUM_LAYERS, GROUPS).cka
+    np.testing.assert_allclose(found, direct_cka([states], "both"), atol=1e-6)
+
+
 def test_cka_of_independent_features_is_near_zero() -> None:
     """The biased estimator would give about .5 here, with as many coordinates as images."""
     generator = torch.Generator().manual_seed(0)
@@ -71,3 +79,8 @@ def test_cka_errors() -> None:
     constant.update({"patches": torch.ones(5, 2, 4)})
     with pytest.raises(ValueError, match="layer 1 are the same"):
         constant.result()
+    second = LinearCKA(TokenGroups(0, 0, 3))
+    varying = 0.01 * torch.randn(5, 1, 4, generator=torch.Generator().manual_seed(0))
+    second.update({"patches": torch.cat([varying, torch.ones(5, 1, 4)], dim=1)})
+    with pytest.raises(ValueError, match="layer 2 are the same"):
+        second.result()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import noise_images, tiny_timm
+from torch import Tensor
 from torch.nn import functional as F
 
 from raptor import replace_block
 from raptor.data.stream import Batch
+from raptor.phases import function as module
 from raptor.phases.cut import Phases
 from raptor.phases.function import (
     Replacement,
@@ -22,6 +25,8 @@ from raptor.phases.function import (
     parts_of,
     with_representatives,
 )
+from raptor.phases.partitions import sample_partitions
+from raptor.progress import Progress
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.view import ViT
 
@@ -131,6 +136,59 @@ def test_the_mean_cost_is_that_of_all_partitions() -> None:
     expected = np.mean([_total(cost, edges) for edges in _partitions(6, 3)])
     found = function_evidence(Replacement(cost, None, "error", 1), Phases((2, 2, 2)))
     assert found.random_cost == pytest.approx(expected) and found.boundaries == []
+
+
+def test_of_many_partitions_a_thousand_are_drawn() -> None:
+    """24 blocks have 33,649 partitions into 6 phases."""
+    cost = np.random.default_rng(0).random((24, 24))
+    drawn = [[0, *phases.boundaries, 24] for phases in sample_partitions(24, 6, 1000)]
+    found = function_evidence(Replacement(cost, None, "error", 1), Phases((4,) * 6))
+    assert found.random_cost == pytest.approx(np.mean([_total(cost, edges) for edges in drawn]))
+
+
+def test_resamples_are_means_of_drawn_images() -> None:
+    image_cost = np.array([[[0.0, 1.0], [2.0, 0.0]], [[0.0, 5.0], [3.0, 0.0]]])
+    found = Replacement(image_cost.mean(0), None, "error", 2, image_cost).resampled()
+    draws = np.random.default_rng(0).multinomial(2, [0.5, 0.5], size=200)
+    assert len(found) == 200
+    for resample, (num_first, num_second) in zip(found, draws):
+        np.testing.assert_allclose(resample, (num_first * image_cost[0] + num_second * image_cost[1]) / 2)
+
+
+def test_two_images_can_be_drawn_again() -> None:
+    """Both are cut 2 | 2; one image cannot say how sure that is."""
+    sharp = 1 - Phases((2, 2)).same_phase().astype(float)
+    for num_images, boundaries in ((1, []), (2, [(2, 2)])):
+        image_cost = np.stack([sharp] * num_images)
+        found = function_evidence(Replacement(sharp, None, "error", num_images, image_cost), Phases((2, 2)))
+        assert found.boundaries == boundaries
+
+
+def test_the_progress_ends_at_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Progress] = []
+
+    class Kept(Progress):
+        def __enter__(self) -> Progress:
+            bars.append(super().__enter__())
+            return bars[0]
+
+    monkeypatch.setattr(module, "Progress", Kept)
+    vit = tiny_timm(depth=3, num_classes=0)
+    measure_replacement(vit, _batches(vit), ["block", "mlp"])
+    assert bars[0].done == bars[0].total == 24  # of two batches, two parts and six pairs
+
+
+def test_a_block_gets_the_arguments_of_its_place() -> None:
+    """Block n multiplies by n and adds the shift of its place, so the last block gives 3 (2 x + 10) + 30."""
+
+    def unroll(x: Tensor, context: SimpleNamespace, start: int) -> list[Tensor]:
+        assert start == 1
+        return [x, 3 * x + context.calls[1][1]["shift"]]
+
+    vit = SimpleNamespace(blocks=[lambda x, shift, n=n: n * x + shift for n in (1, 2)], unroll=unroll)
+    context = SimpleNamespace(calls=[((), {"shift": 10}), ((), {"shift": 30})])
+    found = module._run_replaced(vit, torch.tensor([1.0]), context, 1, 2, "block")
+    assert found.tolist() == [3 * (2 * 1 + 10) + 30]
 
 
 def test_boundaries_that_every_image_has_are_certain() -> None:

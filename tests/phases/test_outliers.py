@@ -35,3 +35,18 @@ def test_states_of_equal_size_have_even_shares() -> None:
     states = [torch.ones(4, 200, 100) for _ in range(2)]
     outliers = measure_similarity([states], 1, TokenGroups(0, 0, 200), cka_features=None).outliers
     assert outliers.coordinates == pytest.approx([0.01]) and outliers.tokens == pytest.approx([0.01])
+
+
+def test_one_per_cent_is_rounded_up() -> None:
+    """Of 101 tokens two are counted, of a hundred coordinates one, and of a single token that one."""
+    for num_tokens, share in ((101, 2 / 101), (1, 1.0)):
+        alone = OutlierShares()
+        alone.update([torch.ones(4, num_tokens, 100) for _ in range(2)])
+        found = alone.result()
+        assert (found.even_coordinates, found.even_tokens) == (0.01, share)
+        assert found.tokens == pytest.approx([share])
+
+
+def test_no_images_have_no_shares() -> None:
+    with pytest.raises(ValueError, match="no images were measured"):
+        OutlierShares().result()
