@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,20 +64,27 @@ class Corruption:
     def __str__(self) -> str:
         return f"{self.kind}:{self.severity}"
 
-    def __call__(self, image_u8: Tensor, seed: int) -> Tensor:
-        """An image uint8 (3, S, S) on the CPU, corrupted; `seed` decides the noise."""
+    def __call__(self, images_u8: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Images uint8 (B, 3, S, S), corrupted where they are; each has a seed that decides its noise."""
         strength = SEVERITIES[self.kind][self.severity - 1]
+        side = images_u8.shape[-1]
         if self.kind == "noise":
-            # Not torchvision's own noise, which is drawn from the global generator.
-            noise = torch.randn(image_u8.shape, generator=torch.Generator().manual_seed(seed))
-            return (image_u8 + 255 * strength * noise).round().clamp(0, 255).to(torch.uint8)
+            # Not torchvision's own noise, which is drawn from the global generator. Drawn on the CPU, so that it is the
+            # same on every device.
+            noises = []
+            for seed in seeds:
+                noises.append(torch.randn(images_u8.shape[1:], generator=torch.Generator().manual_seed(seed)))
+            noise = to_device(torch.stack(noises), images_u8.device)
+            return (images_u8 + 255 * strength * noise).round().clamp(0, 255).to(torch.uint8)
         if self.kind == "blur":
-            sigma = strength * image_u8.shape[-1] / _SIDE
-            reach = min(round(4 * sigma), image_u8.shape[-1] - 1)  # the image is reflected at its sides
-            return F.gaussian_blur(image_u8, [2 * reach + 1] * 2, [sigma] * 2)
+            sigma = strength * side / _SIDE
+            reach = min(round(4 * sigma), side - 1)  # the image is reflected at its sides
+            return F.gaussian_blur(images_u8, [2 * reach + 1] * 2, [sigma] * 2)
         if self.kind == "jpeg":  # blocks of 8 px at any size: small images suffer more than those of ImageNet-C
-            return F.jpeg(image_u8, int(strength))
-        return F.adjust_contrast(image_u8, strength)
+            # torchvision encodes one image at a time, on the CPU.
+            encoded = [F.jpeg(image, int(strength)) for image in images_u8.cpu()]
+            return to_device(torch.stack(encoded), images_u8.device)
+        return F.adjust_contrast(images_u8, strength)
 
 
 class CorruptedImages(ImageData):
@@ -98,11 +105,9 @@ class CorruptedImages(ImageData):
     def batches(self, chunks: Iterable[list[int]], *args: Any, **kwargs: Any) -> Iterator[Pixels]:
         """As in `ImageData`. The noise of an image depends only on its key."""
         for images, indices in self.data.batches(chunks, *args, **kwargs):
-            changed = []
-            for image, index in zip(images.cpu(), indices.tolist()):  # torchvision encodes JPEG on the CPU
-                changed.append(self.corruption(image, stable_seed(str(self.corruption), self.data.keys[index])))
-            if changed:
-                images = to_device(torch.stack(changed), images.device)
+            if len(indices):  # a batch may consist of skipped images
+                seeds = [stable_seed(str(self.corruption), self.data.keys[index]) for index in indices.tolist()]
+                images = self.corruption(images, seeds)
             yield Pixels(images, indices)
 
 
