@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 from cards import CardVerdict, makes_of, num_on_side
+from claims import SECTIONS, find_runs, label_among
 from over_teachers import NUM_MAKES
-from run_claims import find_runs, label_among
 from sweep import Json, column, markdown, where
-from verdict import SECTIONS
 
 RECIPES = Path(__file__).parent / "recipes"
 _INTRO = """# The paper's claims

@@ -6,6 +6,7 @@ it. Late means the last third of the layers, early the first third. Differences 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 from sweep import Json, read_config, write_json
-from verdict import read
 
 from raptor import Phases, num_partitions, open_vit, sample_partitions
 from raptor.commands import dynamics
@@ -66,7 +66,7 @@ def main(config: DepthNumbers) -> Json:
     # The perturbations are the paper's own, whose size does not follow the state's norm.
     done: Any = dynamics(model, **given, eps=[1e-3], perturbation="paper", interventions=False)  # type: ignore[operator]
     path = done.folder / "dynamics.json"
-    saved = read(path)
+    saved = json.loads(path.read_text())
     cut = Phases.from_lengths(done.measured.phases)
     for side, found in done.measured.sides().items():
         saved[side]["estimates"] = estimate_all(found, cut)

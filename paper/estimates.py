@@ -50,15 +50,13 @@ def z_score(value: float, sample: Sequence[float]) -> dict[str, float | None]:
     return found
 
 
-def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[str, Any]:
+def correlation(x: Sequence[float | None], y: Sequence[float | None], seed: int = 0) -> dict[str, Any]:
     """Pearson's and Spearman's correlation of pairs, each with a 95 % percentile interval over resampled pairs.
 
-    A resample in which one side does not vary has no correlation and is left out. None where there are fewer than three
-    pairs or one side does not vary.
+    Pairs with a missing value are left out. A resample in which one side does not vary has no correlation and is left
+    out, too. None where there are fewer than three pairs or one side does not vary.
     """
-    a = np.asarray(x, dtype=np.float64)
-    b = np.asarray(y, dtype=np.float64)
-    assert a.shape == b.shape and a.ndim == 1
+    a, b = _known(x, y)
     if len(a) < 3 or min(np.ptp(a), np.ptp(b)) == 0:
         return {"num": len(a), "pearson": None, "spearman": None}
     found: dict[str, Any] = {"num": len(a)}
@@ -81,19 +79,27 @@ def correlation(x: Sequence[float], y: Sequence[float], seed: int = 0) -> dict[s
     return found
 
 
-def partial_correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float]) -> float | None:
+def partial_correlation(
+    x: Sequence[float | None], y: Sequence[float | None], given: Sequence[float | None]
+) -> float | None:
     """Pearson correlation of the residuals of x and y after a linear fit in `given`; None if a residual is zero."""
-    if len(x) < 4 or len(set(given)) < 2:
+    *sides, fixed = _known(x, y, given)
+    if len(fixed) < 4 or np.ptp(fixed) == 0:
         return None
-    line = np.stack([np.ones(len(given)), np.asarray(given, dtype=float)], axis=1)
+    line = np.stack([np.ones(len(fixed)), fixed], axis=1)
     residuals = []
-    for side in (x, y):
-        values = np.asarray(side, dtype=float)
+    for values in sides:
         residual = values - line @ np.linalg.lstsq(line, values, rcond=None)[0]
         if np.abs(residual).max() < 1e-12:
             return None
         residuals.append(residual)
     return float(_pearson(*residuals))
+
+
+def _known(*sides: Sequence[float | None]) -> list[Array]:
+    """The values of each side at the places where every side has one."""
+    rows = [values for values in zip(*sides, strict=True) if None not in values]
+    return list(np.array(rows, dtype=np.float64).reshape(-1, len(sides)).T.copy())
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float | None, float | None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sweep import Json, column, where
+from sweep import Json, column, sum_of, where
 
 from raptor import Phases
 
@@ -34,7 +34,6 @@ STYLE: dict[str, Any] = {
 }
 _PAPER_TEACHER = 84.5  # accuracy of the paper's teacher, %
 _HEATMAP_COLUMNS = 5
-_LONG_NAME = 20  # letters of a title over a matrix
 
 
 def pyplot() -> Any:
@@ -190,21 +189,22 @@ def _bars(ax: Any, rows: Sequence[Json], measures: dict[str, str]) -> None:
 
 
 def figure_swaps(rows: Sequence[Json]) -> Any:
-    """Accuracy after swapping each pair of blocks, one matrix per teacher; and its means within and across phases."""
+    """Accuracy after swapping each pair of blocks, one matrix per teacher; and its means within and across phases.
+
+    Without a classifier it is the turn of the last state.
+    """
     plt = pyplot()
     scored = [row for row in rows if row["swapped_accuracy"] is not None]
-    what = "accuracy kept"
-    if not scored:
-        scored = list(rows)
-        what = "turn (rad)"
-    num_shown = min(_HEATMAP_COLUMNS, len(scored))
-    places = np.unique(np.linspace(0, len(scored) - 1, num_shown).round().astype(int))
-    figure = plt.figure(figsize=(3.0 * len(places) + 4, 3.4))
-    left, right = figure.subfigures(1, 2, width_ratios=[3.0 * len(places), 4])
+    what = "accuracy kept" if scored else "turn (rad)"
+    shown = scored or list(rows)
+    num_shown = min(_HEATMAP_COLUMNS, len(shown))
+    chosen = np.unique(np.linspace(0, len(shown) - 1, num_shown).round().astype(int))
+    figure = plt.figure(figsize=(3.0 * len(chosen) + 4, 3.4))
+    left, right = figure.subfigures(1, 2, width_ratios=[3.0 * len(chosen), 4])
+    axes = np.atleast_1d(left.subplots(1, len(chosen)))
     image = None
-    axes = np.atleast_1d(left.subplots(1, len(places)))
-    for ax, place in zip(axes, places):
-        image = _swap_matrix(ax, scored[place])
+    for ax, place in zip(axes, chosen):
+        image = _swap_matrix(ax, shown[place])
     left.colorbar(image, ax=list(axes), shrink=0.7, label=what)
 
     ax = right.subplots()
@@ -213,55 +213,34 @@ def figure_swaps(rows: Sequence[Json]) -> Any:
         ax.bar(places, _mean_kept(rows, kind), 0.4, color=colour, label=f"{kind} phases")
         ax.plot(places, _mean_kept(rows, f"{kind}_matched"), "o", color=BLACK, markersize=3)
     ax.lines[-1].set_label("at equal distance")
-    ax.set_xticks(range(len(rows)), list(map(_swap_title, rows)), rotation=60 if len(rows) > 1 else 0, fontsize=7)
+    ax.set_xticks(range(len(rows)), column(rows, "cell"), rotation=60 if len(rows) > 1 else 0, fontsize=7)
     _label(ax, "", "", f"{what}, mean over pairs")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=7)
     return figure
 
 
 def _swap_matrix(ax: Any, row: Json) -> Any:
-    """The accuracy kept after each swap; without a classifier the turn of the last state."""
-    num = max(j for _, j in row["pairs"])
-    if row["swapped_accuracy"] is None:
-        values = row["angle"]
-        highest = None
-    else:
+    values = row["angle"]
+    highest = None
+    if row["swapped_accuracy"] is not None:
         # A teacher that is never right has no accuracy to keep: its matrix stays empty.
         values = np.array(row["swapped_accuracy"]) / (row["accuracy"] or np.nan)
         highest = 1
+    num = sum(row["phases"])
     grid = np.full((num, num), np.nan)
     for (i, j), value in zip(row["pairs"], values):
         grid[i - 1, j - 1] = value
         grid[j - 1, i - 1] = value
-    image = ax.imshow(grid, cmap="cividis", vmin=0, vmax=highest, extent=(0.5, num + 0.5, num + 0.5, 0.5))
-    _draw_boundaries(ax, row["phases"])
-    _layer_ticks(ax, num)
-    title = _swap_title(row)
-    if row["p"] is not None:
-        title = f"p = {row['p']:g}"
-    _label(ax, title, "block", "swapped with")
+    image = _layer_matrix(ax, grid, row["phases"], cmap="cividis", vmin=0, vmax=highest)
+    _label(ax, row["cell"] if row["p"] is None else f"p = {row['p']:g}", "block", "swapped with")
     return image
 
 
-def _swap_title(row: Json) -> str:
-    """The teacher's name, a long one on two lines."""
-    name: str = row["cell"]
-    if len(name) <= _LONG_NAME or "_" not in name:
-        return name
-    cuts = [i for i, letter in enumerate(name) if letter == "_"]
-    middle = min(cuts, key=lambda i: abs(i - len(name) / 2))
-    return f"{name[: middle + 1]}\n{name[middle + 1 :]}"
-
-
-def _mean_kept(rows: Sequence[Json], kind: str) -> list[float]:
-    """Share of the accuracy kept (or the angle, without a classifier), mean over pairs; NaN where there are none."""
-    found = []
-    for row in rows:
-        if row["accuracy"] is not None and row["compared_accuracy"] is not None:
-            found.append(_number(row["compared_accuracy"][kind]) / max(row["accuracy"], 1e-9))
-        else:
-            found.append(_number(row["compared"]["all"][kind]))
-    return found
+def _mean_kept(rows: Sequence[Json], kind: str) -> np.ndarray:
+    """Share of the accuracy kept (or the turn, without a classifier), mean over pairs; NaN where there are none."""
+    accuracy = _column(rows, "accuracy")
+    kept = _column(rows, f"compared_accuracy/{kind}") / np.maximum(accuracy, 1e-9)
+    return np.where(np.isnan(accuracy), _column(rows, f"compared/all/{kind}"), kept)
 
 
 # Tables 1 and 2
@@ -271,13 +250,9 @@ def figure_ablation(lines: Sequence[Json], published: dict[str, float]) -> Any:
     """Table 2 as bars: accuracy of each row as a share of the teacher's, beside the published one (%), by number."""
     plt = pyplot()
     figure, ax = plt.subplots(figsize=(6.5, 0.45 * len(lines) + 1.3))
-    names = []
-    ours = []
-    paper = []
-    for line in lines:
-        names.append(f"{line['number']}  {line['row']}")
-        ours.append(100 * _number(line["accuracy"]) / (line["teacher_accuracy"] or np.nan))
-        paper.append(100 * published[line["number"]] / _PAPER_TEACHER)
+    names = [f"{line['number']}  {line['row']}" for line in lines]
+    ours = 100 * _column(lines, "accuracy") / _column(lines, "teacher_accuracy")
+    paper = [100 * published[line["number"]] / _PAPER_TEACHER for line in lines]
     places = np.arange(len(lines))
     ax.barh(places - 0.2, ours, 0.4, color=BLUE, label="measured")
     ax.barh(places + 0.2, paper, 0.4, color=GREY, label=f"paper, ImageNet-1k, of {_PAPER_TEACHER} %")
@@ -332,11 +307,6 @@ def _column(rows: Sequence[Json], path: str) -> np.ndarray:
     return np.array(column(rows, path), dtype=float)
 
 
-def _number(value: float | None) -> float:
-    """NaN for None: it is not drawn."""
-    return np.nan if value is None else value
-
-
 def _heatmaps(figure: Any, titles: Sequence[str], rows: Sequence[Json]) -> None:
     """Layer-layer matrices with dashed phase boundaries, under one colour scale."""
     num_columns = min(_HEATMAP_COLUMNS, len(rows))
@@ -346,12 +316,9 @@ def _heatmaps(figure: Any, titles: Sequence[str], rows: Sequence[Json]) -> None:
     image = None
     for ax, title, row, matrix in zip(axes, titles, rows, matrices):
         phases = row["similarity"]["phases"]
-        num = len(matrix)
-        image = ax.imshow(matrix, cmap="Greys_r", vmin=matrices.min(), vmax=1, extent=(0.5, num + 0.5, num + 0.5, 0.5))
-        _draw_boundaries(ax, phases)
-        ax.set_title(f"{title}   ({'+'.join(map(str, phases))})", fontsize=9)
+        image = _layer_matrix(ax, matrix, phases, cmap="Greys_r", vmin=matrices.min(), vmax=1)
+        ax.set_title(f"{title}   ({sum_of(phases)})", fontsize=9)
         ax.spines[:].set_visible(False)
-        _layer_ticks(ax, num)
     for ax in grid[:-1].flat:
         ax.tick_params(labelbottom=False)
     for ax in axes[len(rows) :]:
@@ -361,19 +328,18 @@ def _heatmaps(figure: Any, titles: Sequence[str], rows: Sequence[Json]) -> None:
     figure.suptitle("A  layer-layer similarity, phases by max-cut", x=0.01, ha="left", fontsize=10)
 
 
-def _draw_boundaries(ax: Any, lengths: Sequence[int]) -> None:
-    """Dashed lines between phases of these lengths, in both directions of a layer-layer matrix."""
-    for boundary in Phases.from_lengths(lengths).boundaries:
+def _layer_matrix(ax: Any, matrix: np.ndarray, phases: Sequence[int], **options: Any) -> Any:
+    """A layer-layer matrix with dashed lines between phases and about four ticks."""
+    num = len(matrix)
+    image = ax.imshow(matrix, extent=(0.5, num + 0.5, num + 0.5, 0.5), **options)
+    for boundary in Phases.from_lengths(phases).boundaries:
         ax.axhline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
         ax.axvline(boundary + 0.5, color=VERMILION, linestyle="--", linewidth=1.2)
-
-
-def _layer_ticks(ax: Any, num: int) -> None:
-    """About four ticks."""
     step = -(-num // 4)
     ticks = range(step, num + 1, step)
     ax.set_xticks(ticks)
     ax.set_yticks(ticks)
+    return image
 
 
 def _whole_numbers(ax: Any) -> None:

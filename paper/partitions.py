@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from sweep import (
     run_cells,
     sum_of,
     where,
-    write_json,
     write_result,
 )
 
@@ -54,52 +52,57 @@ class Partitions(SweepConfig):
 def main(config: Partitions) -> Json:
     common = config.options("teachers", "k", "num_random", "maxcut_seeds")
     common["model"] = config.model or best_teacher(config.teachers)
-    plan = _read_or_make_plan(config, common)
+    # Which partitions are tried is decided once, and kept as a cell.
+    asked = {**common, "k": config.k, "num_random": config.num_random}
+    plan = run_cells(replace(config, cells=None), {"plan": asked}, partial(make_plan, config))["plan"]
+    trials = _trials(plan["partitions"], config)
     # Two ways may choose the same partition, which is one cell.
     cells: dict[str, Json] = {}
-    for ways in plan["partitions"].values():
-        for _, lengths in _by_way(ways):
-            cells[cell_name(lengths)] = {**common, "phases": lengths}
-    again = [seed for seed in config.maxcut_seeds if seed != config.seed]
-    for seed in again:
-        for ways in plan["partitions"].values():
-            lengths = ways["maxcut"]
-            cells[f"{cell_name(lengths)}-s{seed}"] = {**common, "phases": lengths, "seed": seed}
+    for _, lengths, seed in trials:
+        cells[cell_name(lengths, seed, config)] = {**common, "phases": lengths, "seed": seed}
     results = run_cells(config, cells, partial(_train, config))
 
-    rows = []
-    for ways in plan["partitions"].values():
-        for way, lengths in _by_way(ways):
-            if cell_name(lengths) in results:
-                rows.append(_row(way, lengths, config.seed, results[cell_name(lengths)]))
-    of_other_seeds = []
-    for seed in again:
-        for ways in plan["partitions"].values():
-            lengths = ways["maxcut"]
-            name = f"{cell_name(lengths)}-s{seed}"
-            if name in results:
-                of_other_seeds.append(_row("maxcut", lengths, seed, results[name]))
-
-    found: Json = {"partitions": plan["partitions"], "similarity": plan["similarity"]}
-    found |= {"rows": [*rows, *of_other_seeds], "statistics": {}, "maxcut_z": {}}
+    rows: list[Json] = []
+    for way, lengths, seed in trials:
+        scores = results.get(cell_name(lengths, seed, config))
+        if scores is not None:
+            kept = {name: scores[name] for name in (*MEASURES, "teacher_accuracy")}
+            rows.append({"k": len(lengths), "way": way, "phases": lengths, "seed": seed, **kept})
+    of_one_seed = where(rows, seed=config.seed)
+    found: Json = {**plan, "rows": rows, "statistics": {}, "maxcut_z": {}}
     for k in config.k:
-        own = where(rows, k=k)
-        found["statistics"][str(k)] = statistics(own)
-        found["maxcut_z"][str(k)] = maxcut_z(own + where(of_other_seeds, k=k))
-    return write_result(config, "partitions", cells, found, _table(found), partial(figure_partitions, rows))
+        found["statistics"][str(k)] = statistics(where(of_one_seed, k=k))
+        found["maxcut_z"][str(k)] = maxcut_z(where(rows, k=k))
+    draw = partial(figure_partitions, of_one_seed)
+    return write_result(config, "partitions", cells, found, _table(found), draw)
 
 
-def cell_name(lengths: Sequence[int]) -> str:
-    return "-".join([f"k{len(lengths)}", *map(str, lengths)])
+def _trials(partitions: Json, config: Partitions) -> list[tuple[str, list[int], int]]:
+    """Way of choosing, phase lengths and seed of every surrogate; max-cut's further seeds last."""
+    trials = []
+    for ways in partitions.values():
+        for way, chosen in ways.items():
+            for lengths in chosen if way == "random" else [chosen]:
+                trials.append((way, lengths, config.seed))
+    for seed in config.maxcut_seeds:
+        if seed != config.seed:
+            for ways in partitions.values():
+                trials.append(("maxcut", ways["maxcut"], seed))
+    return trials
 
 
-def _by_way(ways: Json) -> list[tuple[str, list[int]]]:
-    """Each partition with the way of choosing it; the random ones last."""
-    found = []
-    for way, chosen in ways.items():
-        for lengths in chosen if way == "random" else [chosen]:
-            found.append((way, lengths))
-    return found
+def cell_name(lengths: Sequence[int], seed: int, config: Partitions) -> str:
+    name = "-".join([f"k{len(lengths)}", *map(str, lengths)])
+    return name if seed == config.seed else f"{name}-s{seed}"
+
+
+def make_plan(config: Partitions, options: Json) -> Json:
+    """Phase lengths of each number of phases, by way of choosing them, and the similarity that is cut."""
+    teacher, pair = open_teacher(options, config)
+    check_cuts(teacher, config.k, tokens=config.tokens)
+    matrix = layer_similarity(teacher, pair[0], config)[config.tokens]
+    partitions = {str(k): choose_partitions(matrix, k, config.num_random, config.seed) for k in config.k}
+    return {"partitions": partitions, "similarity": matrix.round(6).tolist()}
 
 
 def choose_partitions(matrix: ArrayLike, k: int, num_random: int, seed: int) -> Json:
@@ -114,38 +117,14 @@ def choose_partitions(matrix: ArrayLike, k: int, num_random: int, seed: int) -> 
     return ways
 
 
-def _read_or_make_plan(config: Partitions, common: Json) -> Json:
-    """Which partitions are tried: decided once and kept in plan.json."""
-    path = Path(config.out) / "plan.json"
-    asked = {"k": config.k, "num_random": config.num_random}
-    for name in ("model", "weights", "data", "limit", "seed", "tokens"):
-        asked[name] = common[name]
-    if path.exists():
-        plan: Json = json.loads(path.read_text())
-        if plan["asked"] != asked:
-            raise ValueError(f"{config.out} holds another plan: choose another --out")
-        return plan
-    teacher, pair = open_teacher(common, config)
-    check_cuts(teacher, config.k, tokens=config.tokens)
-    matrix = layer_similarity(teacher, pair[0], config)[config.tokens]
-    partitions = {str(k): choose_partitions(matrix, k, config.num_random, config.seed) for k in config.k}
-    plan = {"asked": asked, "similarity": matrix.round(6).tolist(), "partitions": partitions}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, plan)
-    return plan
-
-
 def _train(config: Partitions, options: Json) -> Json:
     """Train a surrogate with the phases of the cell."""
     teacher, pair = open_teacher(options, config)
-    name = cell_name(options["phases"])
-    if options["seed"] != config.seed:
-        name += f"-s{options['seed']}"
     return make_surrogate(
         teacher,
         pair,
         Phases.from_lengths(options["phases"]),
-        Path(config.out) / "raptors" / name,
+        Path(config.out) / "raptors" / cell_name(options["phases"], options["seed"], config),
         config,
         recipe=options["recipe"],
         budget=options["budget"],
@@ -153,11 +132,6 @@ def _train(config: Partitions, options: Json) -> Json:
         stage1_share=0.0,
         seed=options["seed"],
     )
-
-
-def _row(way: str, lengths: list[int], seed: int, scores: Json) -> Json:
-    kept = {name: scores[name] for name in (*MEASURES, "teacher_accuracy")}
-    return {"k": len(lengths), "way": way, "phases": lengths, "seed": seed, **kept}
 
 
 def statistics(rows: Sequence[Json]) -> Json:

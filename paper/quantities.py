@@ -9,14 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
+from math import hypot, sqrt
 from statistics import fmean
 
 import numpy as np
 from estimates import correlation, over_seeds
 from numpy.typing import ArrayLike
+from scipy import stats
 from surrogates import best_null
-from sweep import Json, column, entry, where
+from sweep import Json, column, entry, sum_of, where
 from table1 import share_kept
 
 from raptor import Phases, compare_pairs
@@ -28,6 +29,10 @@ _MIN_PAIRS = 5  # four pairs are in one order by chance in 1 of 24 draws, and ev
 _OVERFIT = 0.1  # a teacher overfits when it is so much better on training images
 _COLLAPSED = 0.2  # share of the teacher's accuracy above chance
 _EPOCH = 50_000  # images of CIFAR-100, on which the paper trains its small teachers, and of tiny-imagenet-100
+# Estimates that depend on where depth is cut: there an untrained model with a cut of its own is another comparison.
+_OF_THE_CUT = ("similarity.within", "speed.jump", "speed.between", "attraction.")
+# The paper's perturbations have one size, whatever the norm of the state: only under them are these judged.
+_OF_PERTURBATIONS = ("sensitivity", "path", "attraction")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,69 @@ def _counted(value: float) -> Number:
     return Number(value, value, value, "counted")
 
 
+# Depth as a dynamical system: results of `raptor dynamics`; `twins` are those of untrained models
+
+
+def estimate(model: Json, key: str) -> Number | None:
+    """A number that depth_numbers.py has written beside the result."""
+    teacher = model["teacher"]
+    found = teacher["estimates"].get(key)
+    if found is None:
+        return None
+    if key.startswith(_OF_PERTURBATIONS) and (teacher["stability"] or {}).get("kind") != "paper":
+        return None
+    return Number(found["value"], found["lower"], found["upper"], "images", found["num_images"])
+
+
+def estimates_of_twins(model: Json, key: str) -> tuple[tuple[Number, str], ...]:
+    """The number of the first untrained model; where it depends on the cut, of the first with each kind of cut."""
+    by_cut: dict[str, Number] = {}
+    for twin in model["twins"]:
+        number = estimate(twin, key)
+        if number is not None and number.value is not None:
+            by_cut.setdefault(cut_of_twin(model, twin) if key.startswith(_OF_THE_CUT) else "", number)
+    return tuple((number, cut) for cut, number in by_cut.items())
+
+
+def cut_of_twin(model: Json, twin: Json) -> str:
+    kind = "cut alike" if twin["phases"] == model["phases"] else "its own cut"
+    return f"{kind}, {sum_of(twin['phases'] or [])}"
+
+
+def nearest_class_mean(model: Json, group: str) -> Number:
+    """The share of images whose nearest class mean at the last layer is right."""
+    basins = model["teacher"]["basins"]
+    num = sum(basins["images_per_class"])
+    num_right = basins["groups"][group]["accuracy"][-1] * num
+    ends = stats.binomtest(round(num_right), num).proportion_ci(0.95, method="wilson")
+    return Number(num_right / num, float(ends.low), float(ends.high), "images", num)
+
+
+def trained_minus_untrained(model: Json, key: str) -> Number | None:
+    """What training did to this model: its number minus that of each untrained seed.
+
+    As in the paper each model has its own cut: one found on the trained model is not the best of an untrained one.
+    """
+    trained = estimate(model, key)
+    at_own_cut: dict[int, float] = {}
+    at_any_cut: dict[int, float] = {}
+    for twin in model["twins"]:
+        number = estimate(twin, key)
+        if number is not None and number.value is not None:
+            # The same weights measured twice are not two seeds.
+            at_any_cut.setdefault(twin["seed"], number.value)
+            if twin["phases"] != model["phases"]:
+                at_own_cut.setdefault(twin["seed"], number.value)
+    values = at_own_cut or at_any_cut
+    if trained is None or trained.value is None or not values:
+        return None
+    value, lower, upper = over_seeds([trained.value - other for other in values.values()])
+    if lower is None or upper is None or trained.lower is None or trained.upper is None:
+        return Number(value, None, None, "twins", len(values))
+    half = hypot(upper - value, 0.5 * (trained.upper - trained.lower))
+    return Number(value, value - half, value + half, "twins", len(values))
+
+
 # Stochastic depth
 
 
@@ -72,14 +140,11 @@ def similarity_with_r2(run: Json) -> Number | None:
 
 def layerwise_trend(run: Json, group: str) -> Number | None:
     """Trend with p of the bounded R2, mean over layers."""
-    p = []
     means = []
     for row in run["rows"]:
         curve = row["raptor"]["curves"].get(group, {}).get("bounded_r2", [None])
-        if None not in curve:
-            p.append(row["p"])
-            means.append(fmean(curve))
-    return _of_correlation(correlation(p, means), "spearman")
+        means.append(None if None in curve else fmean(curve))
+    return _of_correlation(correlation(column(run["rows"], "p"), means), "spearman")
 
 
 def accuracy_with_r2(run: Json) -> Number | None:
@@ -87,14 +152,8 @@ def accuracy_with_r2(run: Json) -> Number | None:
 
     Teachers that do not overfit get worse with every p, so accuracy and R2 both follow p: they test nothing.
     """
-    accuracy = []
-    r2 = []
-    for row in run["rows"]:
-        raptor = row["raptor"]
-        if raptor["accuracy"] is not None and raptor["bounded_r2_last"] is not None:
-            accuracy.append(raptor["accuracy"])
-            r2.append(raptor["bounded_r2_last"])
-    return _of_correlation(correlation(accuracy, r2), "pearson", smaller_budget=_overfit_by(run["rows"]) < _OVERFIT)
+    found = correlation(column(run["rows"], "raptor/accuracy"), column(run["rows"], "raptor/bounded_r2_last"))
+    return _of_correlation(found, "pearson", smaller_budget=_overfit_by(run["rows"]) < _OVERFIT)
 
 
 def _of_correlation(found: Json | None, kind: str, smaller_budget: bool = False) -> Number | None:
@@ -166,6 +225,8 @@ def _peak_and_end(mean: dict[float, float]) -> tuple[float, float]:
 
 def by_training(run: Json, path: str) -> Number | None:
     """A measure of the trained teacher minus that of the untrained one, seed by seed."""
+    if is_briefly_trained(run["settings"]):
+        return None
     return _difference(run, "trained", "untrained", lambda row: entry(row, path))
 
 
@@ -174,6 +235,9 @@ def by_overfitting(run: Json, path: str) -> Number | None:
 
 
 def gain_over_null_by_training(run: Json, group: str) -> Number | None:
+    if is_briefly_trained(run["settings"]):
+        return None
+
     def gain(row: Json) -> float | None:
         own = entry(row, f"raptor/curves/{group}/r2/-1")
         null = best_null(row["raptor"], group)
@@ -264,24 +328,26 @@ def turn_across_minus_within(run: Json, without: int) -> Number | None:
 
 def predictions_stay(run: Json, kind: str, without: int) -> Number | None:
     """Share of the predictions that stay after a swap, mean over pairs."""
-    share = run["stays"][without][kind]
-    if share is None or not np.isfinite(share):
+    shares = run.get("stays", (None, None))[without]
+    if shares is None or shares[kind] is None or not np.isfinite(shares[kind]):
         return None
+    share = shares[kind]
     return Number(share, *_wilson(share, run["num_images"]), "images", run["num_images"])
 
 
 def predictions_within_minus_across(run: Json, without: int) -> Number | None:
     """The same at equal distance: within a phase minus across phases."""
+    shares = run.get("stays", (None, None))[without]
+    if shares is None:
+        return None
     num = run["num_images"]
-    near = run["stays"][without]["within_matched"]
-    far = run["stays"][without]["across_matched"]
+    near = shares["within_matched"]
+    far = shares["across_matched"]
     if near is None or far is None or not np.isfinite(near - far):
         return None
     deviation = _paired(run, "agreement", without)
     if deviation is None:
-        near_low, near_high = _wilson(near, num)
-        far_low, far_high = _wilson(far, num)
-        return Number(near - far, near_low - far_high, near_high - far_low, "images", num)
+        return Number(near - far, None, None, "images", num)
     half = 1.96 * max(deviation, 1 / num) / sqrt(num)
     return Number(near - far, max(-1.0, near - far - half), min(1.0, near - far + half), "images", num)
 
@@ -305,8 +371,8 @@ def _over_finite(values: Sequence[float]) -> Number | None:
 
 
 def learned(run: Json) -> list[Json]:
-    """The teachers of a sweep that are more than twice as often right as a guess."""
-    return [row for row in run["rows"] if (row.get("accuracy") or 0) > 2 * (row.get("chance") or 1)]
+    """The teachers of a sweep that are more than twice as often right as a guess; a single model is none."""
+    return [row for row in run.get("rows", []) if (row.get("accuracy") or 0) > 2 * (row.get("chance") or 1)]
 
 
 def swaps_of_model(row: Json) -> Json:
@@ -347,15 +413,7 @@ def _paired(run: Json, name: str, without: int) -> float | None:
 
 def _kept(row: Json, without: int) -> dict[str, float]:
     """Share of the accuracy kept, means over pairs; NaN where there is no such pair."""
-    if row.get("swapped_accuracy"):
-        return _turns(row, np.array(row["swapped_accuracy"]) / row["accuracy"], without)
-    # An earlier run kept only the means.
-    means = row.get("without_first_accuracy" if without else "compared_accuracy") or {}
-    kept = {}
-    for kind in ("within", "across", "within_matched", "across_matched"):
-        mean = means.get(kind)
-        kept[kind] = np.nan if mean is None else mean / row["accuracy"]
-    return kept
+    return _turns(row, np.array(row["swapped_accuracy"]) / row["accuracy"], without)
 
 
 def _wilson(share: float, num: int) -> tuple[float, float]:

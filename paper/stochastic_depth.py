@@ -6,32 +6,24 @@ a k = 3 surrogate of each is trained in the autoregressive stage only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from estimates import correlation, partial_correlation
 from figures import figure_stochastic_depth
 from surrogates import best_null
-from sweep import Json, markdown, read_config, run_cells, sum_of, write_result
-from teachers import (
-    ScratchConfig,
-    check_shape,
-    scratch_pair,
-    scratch_surrogate,
-    scratch_teacher,
-    similarity_of,
-    teacher_scores,
-)
+from sweep import Json, column, markdown, read_config, run_cells, sum_of, write_result
+from teachers import ScratchConfig, check_shape, measure_teacher, scratch_pair, scratch_teacher
 
 # What the claims follow along p.
-MEASURES: dict[str, Callable[[Json], float | None]] = {
-    "similarity": lambda row: row["similarity"]["off_diagonal"],
-    "within_phases": lambda row: row["similarity"]["within_phases"],
-    "bounded_r2": lambda row: row["raptor"]["bounded_r2_last"],
-    "r2": lambda row: row["raptor"]["r2_last"],
-    "gap": lambda row: row["teacher"]["accuracy"] - row["raptor"]["accuracy"],
+MEASURES = {
+    "similarity": "similarity/off_diagonal",
+    "within_phases": "similarity/within_phases",
+    "bounded_r2": "raptor/bounded_r2_last",
+    "r2": "raptor/r2_last",
 }
 
 
@@ -73,15 +65,8 @@ def _train(config: StochasticDepth, options: Json) -> Json:
     pair = scratch_pair(options, config)
     folder = Path(config.out) / "teachers" / name
     teacher = scratch_teacher(options, pair, folder, config)
-    similarity = similarity_of(teacher, pair[0], options, config)
-    surrogate = scratch_surrogate(options, teacher, pair, similarity, Path(config.out) / "raptors" / name, config)
-    return {
-        "p": options["drop"],
-        "seed": options["seed"],
-        "teacher": teacher_scores(teacher, pair, folder, config),
-        "similarity": similarity,
-        "raptor": surrogate,
-    }
+    measured = measure_teacher(teacher, pair, pair[0], folder, name, options, config)
+    return {"p": options["drop"], "seed": options["seed"], **measured}
 
 
 def statistics(rows: Sequence[Json]) -> Json:
@@ -90,24 +75,13 @@ def statistics(rows: Sequence[Json]) -> Json:
     if len(rows) < 3:
         return found
     rows = sorted(rows, key=lambda row: (row["p"], row["seed"]))
-    for name, measure in MEASURES.items():
-        p = []
-        values = []
-        for row in rows:
-            value = measure(row)
-            if value is not None:  # a surrogate that diverged has no R2
-                p.append(row["p"])
-                values.append(value)
-        found["trends"][name] = correlation(p, values)
-
-    p = []
-    similarity = []
-    r2 = []
-    for row in rows:
-        if row["raptor"]["bounded_r2_last"] is not None:
-            p.append(row["p"])
-            similarity.append(row["similarity"]["off_diagonal"])
-            r2.append(row["raptor"]["bounded_r2_last"])
+    p = column(rows, "p")
+    for name, path in MEASURES.items():
+        found["trends"][name] = correlation(p, column(rows, path))
+    gaps = np.subtract(column(rows, "teacher/accuracy"), column(rows, "raptor/accuracy"))
+    found["trends"]["gap"] = correlation(p, gaps.tolist())
+    similarity = column(rows, MEASURES["similarity"])
+    r2 = column(rows, MEASURES["bounded_r2"])
     found["correlations"]["similarity/bounded_r2"] = correlation(similarity, r2)
     found["given_p"]["similarity/bounded_r2"] = partial_correlation(similarity, r2, p)
     return found

@@ -12,10 +12,9 @@ from statistics import fmean
 
 import numpy as np
 import quantities
+from claims import ROOT, find_runs, read
 from numpy.typing import ArrayLike
-from run_claims import find_runs
 from sweep import Json, column, entry, where
-from verdict import ROOT, read
 from witness import contrast
 
 from raptor import smooth_matrix
@@ -45,10 +44,9 @@ def points_of(source: Json, rows: Sequence[Json]) -> list[Json]:
     """The points that a source of cards.yaml names."""
     if "rows" in source:
         found = _of_rows(source, rows)
-    elif source.get("measure") == "from_sweeps":
-        found = from_sweeps(source["path"], source.get("minus"))
     elif "measure" in source:
-        found = globals()[source["measure"]]()
+        name, *arguments = source["measure"]
+        found = globals()[name](*arguments)
     else:
         saved = read(ROOT / source["file"])
         value = entry(saved, source["path"])
@@ -181,26 +179,18 @@ def _swapped() -> list[tuple[str, Json]]:
 
 def kept_by_swaps_within() -> list[Json]:
     """The share of predictions that stay when two blocks of one phase change places."""
-    found = [_kept_within("dinov2s", "teacher")]
+    found = kept_within("dinov2s", "teacher")
     for make, row in _swapped():
         if row["compared"].get("agreement") is not None:
             found.append(point(make, row["compared"]["agreement"]["within"]))
     return found
 
 
-def kept_by_surrogate() -> list[Json]:
-    """The same of a surrogate, where only the rows of the depth table change places."""
-    return [_kept_within("dinov2s-five-minutes", "surrogate")]
-
-
-def kept_by_its_teacher() -> list[Json]:
-    return [_kept_within("dinov2s-five-minutes", "teacher")]
-
-
-def _kept_within(name: str, model: str) -> Json:
+def kept_within(name: str, side: str) -> list[Json]:
+    """The same by `raptor dynamics`. In a surrogate only the rows of the depth table change places."""
     saved = read(RESULTS / "dynamics" / f"{name}-interventions.json")
-    swaps = quantities.swaps_of_interventions(saved[model]["swaps"])
-    return point(MAKES["dinov2s"], float(swaps["stays"][0]["within"]))
+    swaps = quantities.swaps_of_interventions(saved[side]["swaps"])
+    return [point(MAKES["dinov2s"], float(swaps["stays"][0]["within"]))]
 
 
 # Run time

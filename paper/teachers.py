@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from estimates import off_diagonal_mean
@@ -73,23 +74,17 @@ def scratch_teacher(options: Json, pair: Pair, folder: Path, config: SweepConfig
     """The teacher in `folder`, which is trained first if it is not there."""
     device = pick_device(config.device)
     if not (folder / "summary.json").exists():
+        shape = {name: options[name] for name in ("size", "patch", "dim", "depth", "heads", "drop", "rescale", "seed")}
         train_teacher(
             SHAPE,
             pair,
             out=str(folder),
-            size=options["size"],
-            patch=options["patch"],
-            dim=options["dim"],
-            depth=options["depth"],
-            heads=options["heads"],
-            drop=options["drop"],
-            rescale=options["rescale"],
+            **shape,
             budget=options["teacher_budget"],
             batch_size=options["teacher_batch"],
             lr=options["teacher_lr"],
             smoothing=options.get("smoothing", 0.1),
             augment=options.get("augment", "crop"),
-            seed=options["seed"],
             device=device,
             compile=config.compile,
         )
@@ -128,27 +123,32 @@ def similarity_of(teacher: ViT, data: object, options: Json, config: SweepConfig
     return {"matrices": rounded, "phases": list(phases.lengths), "means": means, **means["all"]}
 
 
-def scratch_surrogate(
-    options: Json, teacher: ViT, pair: Pair, similarity: Json, folder: Path, config: SweepConfig
+def measure_teacher(
+    teacher: ViT, pair: Pair, seen: Any, folder: Path, name: str, options: Json, config: SweepConfig
 ) -> Json:
-    """The surrogate of a teacher, with its phases, trained in the joint stage only."""
-    return make_surrogate(
+    """What a cell says of its teacher: scores, similarity of layers, and those of a surrogate with its phases.
+
+    seen: the images that the teacher was trained on. folder: of its run. name: of the surrogate's run folder.
+    """
+    similarity = similarity_of(teacher, pair[0], options, config)
+    surrogate = make_surrogate(
         teacher,
         pair,
         Phases.from_lengths(similarity["phases"]),
-        folder,
+        Path(config.out) / "raptors" / name,
         config,
         recipe=options["recipe"],
         budget=options["raptor_budget"],
         batch_size=options["raptor_batch"],
-        stage1_share=0.0,
+        stage1_share=0.0,  # the joint stage only
         seed=options["seed"],
     )
+    scores = teacher_scores(teacher, seen, pair[1], folder, config)
+    return {"teacher": scores, "similarity": similarity, "raptor": surrogate}
 
 
-def teacher_scores(vit: ViT, pair: Pair, folder: Path, config: SweepConfig) -> Json:
+def teacher_scores(vit: ViT, train: Any, held_out: Any, folder: Path, config: SweepConfig) -> Json:
     """Accuracy on held-out images and on a sample of the training images, both as centre crops."""
-    train, held_out = pair
     sample = train.select(train.sample(min(_TRAIN_SAMPLE, len(train))))
     seconds = None
     summary = folder / "summary.json"

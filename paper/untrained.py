@@ -12,16 +12,7 @@ from figures import figure_untrained
 from stochastic_depth import cell_name
 from surrogates import Pair, best_null
 from sweep import Json, markdown, read_config, run_cells, sum_of, write_result
-from teachers import (
-    ScratchConfig,
-    check_shape,
-    scratch_pair,
-    scratch_surrogate,
-    scratch_teacher,
-    similarity_of,
-    teacher_scores,
-    untrained_teacher,
-)
+from teachers import ScratchConfig, check_shape, measure_teacher, scratch_pair, scratch_teacher, untrained_teacher
 
 from raptor import ViT
 
@@ -56,15 +47,8 @@ def _train(config: Untrained, options: Json) -> Json:
     name = f"{options['kind']}-s{options['seed']}"
     pair = scratch_pair(options, config)
     teacher, folder, seen = _teacher(options, pair, config, Path(config.out) / "teachers" / name)
-    similarity = similarity_of(teacher, pair[0], options, config)
-    surrogate = scratch_surrogate(options, teacher, pair, similarity, Path(config.out) / "raptors" / name, config)
-    return {
-        "kind": options["kind"],
-        "seed": options["seed"],
-        "teacher": teacher_scores(teacher, (seen, pair[1]), folder, config),
-        "similarity": similarity,
-        "raptor": surrogate,
-    }
+    measured = measure_teacher(teacher, pair, seen, folder, name, options, config)
+    return {"kind": options["kind"], "seed": options["seed"], **measured}
 
 
 def _teacher(options: Json, pair: Pair, config: Untrained, folder: Path) -> tuple[ViT, Path, Any]:

@@ -9,22 +9,13 @@ not comparable. A row is about one model or one experiment; `cards.py` judges cl
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, isfinite
-from pathlib import Path
-from typing import Any
 
-import quantities
-import yaml
 from quantities import Number
 from sweep import Json
 
-ROOT = Path(__file__).parents[1]
-SECTIONS: Json = yaml.safe_load((Path(__file__).parent / "claims.yaml").read_text())
 # Enough for a verdict. However many untrained twins, their difference to one trained model is about one training.
 _ENOUGH = {"images": 16, "seeds": 3, "runs": 3, "twins": inf, "counted": 0}
 
@@ -60,7 +51,9 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        return Verdict.NOT_COMPARABLE if self.not_comparable else judge(self.number, self.above, self.below)
+        if self.not_comparable:
+            return Verdict.NOT_COMPARABLE
+        return judge(self.number, self.above, self.below)
 
     @property
     def untrained_too(self) -> bool | None:
@@ -86,47 +79,11 @@ def judge(number: Number | None, above: float | None, below: float | None) -> Ve
     above, below = bounds_of(above, below)
     if number.lower > above and number.upper < below:
         return Verdict.AGREES
-    is_outside = number.upper <= above or number.lower >= below
-    return Verdict.DISAGREES if is_outside else Verdict.UNDETERMINED
+    if number.upper <= above or number.lower >= below:
+        return Verdict.DISAGREES
+    return Verdict.UNDETERMINED
 
 
 def bounds_of(above: float | None, below: float | None) -> tuple[float, float]:
     """The bounds as numbers: a bound that a claim lacks is infinite."""
     return -inf if above is None else above, inf if below is None else below
-
-
-def claim_of(line: Json, section: Json, says: str | None = None, **given: Any) -> Claim:
-    """A line of claims.yaml as a claim."""
-    fields = {"place": line["place"].replace("{base}", ""), "says": says or line["says"]}
-    fields["recipe"] = section.get("recipe", "")
-    for name in ("above", "below", "recipe", "not_comparable"):
-        if name in line:
-            fields[name] = line[name]
-    return Claim(**{**fields, **given})
-
-
-def read(path: Path) -> Json:
-    found: Json = json.loads(path.read_text())
-    return found
-
-
-def place_of(path: Path) -> str:
-    """The path as it stands in claims.json: below the repository where it is there."""
-    return os.path.relpath(path, ROOT) if path.resolve().is_relative_to(ROOT) else str(path)
-
-
-def figure_of(image: Path) -> str:
-    """The picture beside a result as it stands in claims.json; empty where there is none."""
-    return place_of(image) if image.exists() else ""
-
-
-def number_of(line: Json, run: Json, **names: object) -> Number | None:
-    """The number that a line names, of a run."""
-    if "number" not in line:
-        return None
-    function, *arguments = line["number"]
-    for place, argument in enumerate(arguments):
-        if isinstance(argument, str):
-            arguments[place] = argument.format(**names)
-    measure: Callable[..., Number | None] = getattr(quantities, function)
-    return measure(run, *arguments)
