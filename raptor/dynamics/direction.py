@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import EvenSubset, mean_by_group, measured_groups, take_rows, unit
+from raptor.dynamics.states import EvenSubset, by_group, mean_by_group, measured_groups, take_rows, unit
 from raptor.streaming import Array, ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, check_states
@@ -79,19 +79,19 @@ class Direction:
 
     def result(self) -> DirectionResult:
         spread = self._moments.result()  # (4, groups, L+1)
-        result = DirectionResult({}, {}, {}, {}, self._moments.kept())
-        for g, name in enumerate(self._spans):
-            result.norm[name] = spread[0, g]
-            result.gamma[name] = spread[1, g]
-            speed = spread[2, g][1:]
-            assert speed.std is not None
-            between = speed.std**2
+        speed = by_group(spread[2][:, 1:], self._spans)
+        squares = by_group(spread[3][:, 1:], self._spans)
+        variance: dict[str, dict[str, Array]] = {}
+        for name, own in speed.items():
+            assert own.std is not None
+            between = own.std**2
             # The mean of the variances within images is what is left of the variance over all tokens. Rounding may
             # leave it just below 0.
-            within = spread[3, g].mean[1:] - speed.mean**2 - between
-            result.speed[name] = speed
-            result.speed_variance[name] = {"tokens": np.maximum(within, 0.0), "images": between}
-        return result
+            within = squares[name].mean - own.mean**2 - between
+            variance[name] = {"tokens": np.maximum(within, 0.0), "images": between}
+        norm = by_group(spread[0], self._spans)
+        gamma = by_group(spread[1], self._spans)
+        return DirectionResult(norm, gamma, speed, variance, self._moments.kept())
 
 
 @dataclass
@@ -148,17 +148,14 @@ class Gathering:
         reduce_all(ranks, self._alignment, self._toward)
 
     def result(self) -> GatheringResult:
-        result = GatheringResult({}, {})
         if not self._spans:
-            return result
-        alignment = self._alignment.result()
-        towards = self._toward.result()
-        for g, name in enumerate(self._spans):
-            result.alignment[name] = alignment[g]
-            result.toward[name] = towards[g]
-        result.alignments = self._alignment.kept()
-        result.towards = self._toward.kept()
-        return result
+            return GatheringResult({}, {})
+        return GatheringResult(
+            alignment=by_group(self._alignment.result(), self._spans),
+            toward=by_group(self._toward.result(), self._spans),
+            alignments=self._alignment.kept(),
+            towards=self._toward.kept(),
+        )
 
 
 def toward(before_btd: Tensor, after_btd: Tensor, target_bd: Tensor) -> Tensor:

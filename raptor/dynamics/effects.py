@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
+from raptor.dynamics.states import by_group, mean_by_group, measured_groups, unit, unit_angle
 from raptor.streaming import ImageMoments, Spread
 from raptor.vit.calls import first_tensor
 from raptor.vit.view import Context, ViT
@@ -92,14 +92,8 @@ class Effects:
 
         The share is None without a head, or where clean predictions hardly vary.
         """
-        turns = by_group(self.turns, self.spans)
+        turns = by_group(self.turns.result(), self.spans)
         # Where one class takes nearly all clean predictions, "predictions stay" says nothing.
         if isinstance(self._count_c, int) or self._count_c.max() > HARDLY_VARIED * self._count_c.sum():
             return turns, None
         return turns, self.stayed.result()
-
-
-def by_group(moments: ImageMoments, spans: dict[str, slice]) -> dict[str, Spread]:
-    """Spreads of values `(groups, ...)` per image, by group."""
-    spread = moments.result()
-    return {name: spread[i] for i, name in enumerate(spans)}

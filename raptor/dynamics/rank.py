@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import Ranks
-from raptor.dynamics.states import EvenSubset, eigenvalues, measured_groups, take_rows, unit
+from raptor.dynamics.states import EvenSubset, by_group, eigenvalues, measured_groups, take_rows, unit
 from raptor.streaming import ImageMoments, NotSaved, Record, Spread, reduce_all
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import check_states
@@ -119,14 +119,14 @@ class Rank:
 
     def _factorise(self, grams: Sequence[Tensor], places: Sequence[int]) -> None:
         """Add the ranks of the Gram matrices `(B, L, n, n)` of each group."""
-        by_group = []
+        ranks_of_groups = []
         for gram_bl in grams:
             # LAPACK would not converge, with an error that names no cause.
             if not bool(gram_bl.isfinite().all()):
                 raise ValueError("an update along depth is not finite: check the model's weights, or use fp32")
             squares = eigenvalues(gram_bl.flatten(0, 1))
-            by_group.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
-        self._ranks.update(torch.stack(by_group, 2), places)  # (B, 2, groups, L)
+            ranks_of_groups.append(torch.stack(ranks_from_squares(squares.unflatten(0, gram_bl.shape[:2])), 1))
+        self._ranks.update(torch.stack(ranks_of_groups, 2), places)  # (B, 2, groups, L)
 
     def reduce(self, ranks: Ranks) -> None:
         self._finish()
@@ -146,15 +146,17 @@ class Rank:
     def result(self) -> RankResult:
         self._finish()
         ranks = self._ranks.result()  # (2, groups, L)
-        coherences = self._coherence.result()
         values = np.concatenate([self._ranks.kept(), self._coherence.kept()[:, None]], 1)
-        result = RankResult({}, {}, {}, ranks.num_images, values)
-        found = {name: (ranks[0, g], ranks[1, g], coherences[g]) for g, name in enumerate(self._spans)}
-        found |= {name: over_images.result() for name, (_, over_images) in self._single.items()}
-        for name, (stable, effective, coherent) in found.items():
-            result.stable_rank[name] = stable
-            result.effective_rank[name] = effective
-            result.coherence[name] = coherent
+        result = RankResult(
+            stable_rank=by_group(ranks[0], self._spans),
+            effective_rank=by_group(ranks[1], self._spans),
+            coherence=by_group(self._coherence.result(), self._spans),
+            num_rank_images=ranks.num_images,
+            values=values,
+        )
+        for name, (_, over_images) in self._single.items():
+            numbers = over_images.result()
+            result.stable_rank[name], result.effective_rank[name], result.coherence[name] = numbers
         return result
 
 

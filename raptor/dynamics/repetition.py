@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from raptor.devices import full_precision
-from raptor.dynamics.effects import Effects, Predict, by_group, clean_batches, run_blocks
-from raptor.dynamics.states import angle, mean_by_group
+from raptor.dynamics.effects import Effects, Predict, clean_batches, run_blocks
+from raptor.dynamics.states import angle, by_group, mean_by_group
 from raptor.phases.cut import check_phases
 from raptor.streaming import ImageMoments, Record, Spread
 from raptor.surrogate.surrogate import Step, surrogate_spec
@@ -190,9 +190,9 @@ def measure_extrapolation(
     turns, stays = effects.result()
     return Extrapolation(
         layers=layers,
-        norm=by_group(norms, effects.spans),
+        norm=by_group(norms.result(), effects.spans),
         angle=turns,
-        speed=by_group(speeds, effects.spans),
+        speed=by_group(speeds.result(), effects.spans),
         agreement=stays,
         conditioning=conditioning,
         num_images=len(images),

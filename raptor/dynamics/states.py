@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from raptor.streaming import Spread
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, float_type
 
@@ -46,6 +47,11 @@ def measured_groups(groups: TokenGroups) -> dict[str, slice]:
 def mean_by_group(values_bt: Tensor, spans: dict[str, slice]) -> Tensor:
     """Mean over the tokens of each group, of values per token `(..., T)`: `(..., groups)`."""
     return torch.stack([values_bt[..., span].mean(-1) for span in spans.values()], -1)
+
+
+def by_group(spread: Spread, names: Iterable[str]) -> dict[str, Spread]:
+    """Group -> its part of a spread of values `(groups, ...)`."""
+    return {name: spread[g] for g, name in enumerate(names)}
 
 
 def group_means(states: Sequence[Tensor], groups: TokenGroups) -> dict[str, Tensor]:
