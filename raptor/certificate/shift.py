@@ -14,7 +14,7 @@ from raptor.certificate.follow import check_finite, check_pair, curve_intervals,
 from raptor.certificate.heads import Head
 from raptor.certificate.refit import Refitted
 from raptor.certificate.verdict import Estimate
-from raptor.data.images import ImageData, Pixels
+from raptor.data.images import ImageData, ImagesOf, Pixels
 from raptor.data.stream import Batch, sharing, stable_seed
 from raptor.devices import to_device
 from raptor.streaming import Record, jsonable
@@ -87,26 +87,22 @@ class Corruption:
         return F.adjust_contrast(images_u8, strength)
 
 
-class CorruptedImages(ImageData):
+class CorruptedImages(ImagesOf):
     """The images of `data` as a model sees them, after resize and crop, corrupted; the labels stay."""
 
     def __init__(self, data: ImageData, corruption: Corruption) -> None:
         # Its keys are those of `data`, so that the same images are sampled and the noise of an image stays its own.
-        super().__init__(str(corruption), data.names, data.labels, data.classes, data.parts, data.keys)
-        self.specs = list(data.specs)
-        self.skip_bad = data.skip_bad
-        self.bad = data.bad
-        self.data = data
+        super().__init__(data)
+        self.name = str(corruption)
         self.corruption = corruption
-
-    def stamp(self, position: int) -> int:
-        return self.data.stamp(int(self.data.positions[position]))
 
     def batches(self, chunks: Iterable[list[int]], *args: Any, **kwargs: Any) -> Iterator[Pixels]:
         """As in `ImageData`. The noise of an image depends only on its key."""
-        for images, indices in self.data.batches(chunks, *args, **kwargs):
+        seen = self.data.select(self.positions.tolist())
+        seen.bad = self.bad
+        for images, indices in seen.batches(chunks, *args, **kwargs):
             if len(indices):  # a batch may consist of skipped images
-                seeds = [stable_seed(str(self.corruption), self.data.keys[index]) for index in indices.tolist()]
+                seeds = [stable_seed(str(self.corruption), self.keys[index]) for index in indices.tolist()]
                 images = self.corruption(images, seeds)
             yield Pixels(images, indices)
 

@@ -47,7 +47,8 @@ class ImageData:
         parts: the data's own split of each image, or None.
         labels: a class index per image, or None.
         classes: the names of the classes, or None.
-        positions: int64 (N,), where each image stands in the reader's own order.
+        positions: int64 (N,), where each image stands in the reader's own order. An image that the data holds several
+            times has one position.
         bad: names of unreadable images met with `skip_bad`.
         left_out: how many files of each kind the reader found and does not read.
         not_chosen: how many images of the named data these lack, by the reason.
@@ -114,6 +115,8 @@ class ImageData:
 
     def load(self, index: int, side: int | None = None) -> Image.Image:
         """Image `index`, upright RGB; an unreadable one raises BadImage with its name. `side`: as in `read`."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name} has {len(self):,} images, numbered from 0: there is no image {index}")
         try:
             return as_rgb(self.read(int(self.positions[index]), side))
         except Exception as error:  # image decoders raise almost anything
@@ -185,10 +188,6 @@ class ImageData:
         """Whether a cache on `device` would give batches faster than the data does."""
         return True
 
-    def originals(self, positions: Tensor) -> Tensor:
-        """For each of `positions` (N,) of the reader's own order, the first position that holds the same image."""
-        return positions
-
     def distinct(self) -> tuple[Tensor, Tensor]:
         """Indices (M,) of the images without repetitions, and for each image its place among them, (N,).
 
@@ -197,8 +196,7 @@ class ImageData:
         if self.skip_bad:
             every = torch.arange(len(self))
             return every, every
-        same = self.originals(self.positions).numpy()
-        _, first, which = np.unique(same, return_index=True, return_inverse=True)
+        _, first, which = np.unique(self.positions.numpy(), return_index=True, return_inverse=True)
         order = np.argsort(first)  # as they come in the data
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -247,6 +245,23 @@ class ImageData:
                     self.bad.append(name)
             # Not blocking: the copy to a GPU runs while the host decodes on.
             yield Pixels(images.to(device, non_blocking=True), indices)
+
+
+class ImagesOf(ImageData):
+    """The images of another set in another form: names, labels and fingerprints are those of `data`."""
+
+    def __init__(self, data: ImageData) -> None:
+        super().__init__(data.name, data.names, data.labels, data.classes, data.parts, data.keys)
+        self.specs = list(data.specs)
+        self.num_stamped = data.num_stamped
+        self.left_out = data.left_out
+        self.not_chosen = data.not_chosen
+        self.skip_bad = data.skip_bad
+        self.bad = data.bad
+        self.data = data
+
+    def stamp(self, position: int) -> int:
+        return self.data.stamp(int(self.data.positions[position]))
 
 
 def _decode(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from raptor.data.image_file import File
-from raptor.data.images import ImageData, Pixels, Progress, fill_uint8
+from raptor.data.images import ImageData, ImagesOf, Pixels, Progress, fill_uint8
 from raptor.data.preprocess import Preprocess
 from raptor.devices import to_device
 
@@ -36,12 +36,10 @@ class WholeBatches(ImageData):
         preprocess: Preprocess,
         device: str | torch.device,
         *,
-        num_workers: int | None = None,
         crop: bool = False,
-        replace: bool = False,
-        reduced: bool = False,
+        **_decoding: Any,
     ) -> Iterator[Pixels]:
-        """As in `ImageData`; there is nothing to decode ahead and no image is bad."""
+        """As in `ImageData`; nothing is decoded, so that no image is bad."""
         for chunk in chunks:
             indices = torch.tensor(chunk)
             images = preprocess.fit(self.take(self.positions[indices], torch.device(device)))
@@ -56,42 +54,33 @@ class JoinedImages(ImageData):
     def __init__(self, sets: Sequence[ImageData]) -> None:
         names: list[str] = []
         keys: list[str] = []
-        specs: list[str] = []
-        labels: list[int] = []
-        left_out: Counter[str] = Counter()
-        not_chosen: Counter[str] = Counter()
         for data in sets:
-            # Two sets may have images of one name.
-            names += [f"{data.name}: {name}" for name in data.names]
+            names += [f"{data.name}: {name}" for name in data.names]  # two sets may have images of one name
             keys += data.keys
-            specs += data.specs
-            labels += data.labels or ()
-            left_out.update(data.left_out)
-            not_chosen.update(data.not_chosen)
-        name = " ".join(data.name for data in sets)
-        classes = sets[0].classes
+        super().__init__(" ".join(data.name for data in sets), names, keys=keys)
         # A label is a place in this list, so that equal labels of other lists mean other classes.
+        classes = sets[0].classes
         if classes is not None and all(data.classes == classes for data in sets):
-            super().__init__(name, names, labels, classes, keys=keys)
-        else:
-            super().__init__(name, names, keys=keys)
-        self.specs = specs
+            self.labels = [label for data in sets for label in data.labels or ()]
+            self.classes = classes
+        self.specs = [spec for data in sets for spec in data.specs]
         self.num_stamped = min(data.num_stamped for data in sets)
-        self.left_out = dict(left_out)
-        self.not_chosen = dict(not_chosen)
-        self.sets = list(sets)
-        self.ends = list(accumulate(map(len, sets)))
-
-    def originals(self, positions: Tensor) -> Tensor:
-        """A set that was joined several times is one object, so its images are those of its first place."""
-        first_start: dict[int, int] = {}
-        found = []
-        for data, end in zip(self.sets, self.ends):
-            # By identity: two sets that were opened apart may hold other files by now.
-            start = first_start.setdefault(id(data), end - len(data))
+        self.left_out = dict(sum((Counter(data.left_out) for data in sets), Counter()))
+        self.not_chosen = dict(sum((Counter(data.not_chosen) for data in sets), Counter()))
+        # A set that is joined several times has one place. By identity: two sets that were opened apart may hold other
+        # files by now.
+        starts: dict[int, int] = {}
+        self.sets: list[ImageData] = []
+        self.ends: list[int] = []
+        positions = []
+        for data in sets:
+            if id(data) not in starts:
+                starts[id(data)] = self.ends[-1] if self.ends else 0
+                self.sets.append(data)
+                self.ends.append(starts[id(data)] + len(data))
             rows, where = data.distinct()
-            found.append(start + rows[where])
-        return torch.cat(found)[positions]
+            positions.append(starts[id(data)] + rows[where])
+        self.positions = torch.cat(positions)
 
     def _place(self, position: int) -> tuple[ImageData, int]:
         """The set that holds an image, and where the image stands in that set's own order."""
@@ -113,10 +102,10 @@ class JoinedImages(ImageData):
         return data.read(own, side)
 
 
-class InMemory(WholeBatches):
+class InMemory(ImagesOf, WholeBatches):
     """The images of `data`, decoded once for `preprocess` and kept as uint8 on `device`: for many runs over them.
 
-    An image that the data holds several times is kept once: `where` (N,) says which row of `images` belongs to each.
+    An image that the data holds several times is kept once, so that a position is a row of `images`.
     """
 
     def __init__(
@@ -130,29 +119,19 @@ class InMemory(WholeBatches):
         # A bad image is replaced by a neighbour of its class, so the kept ones would depend on the order of the data.
         if data.skip_bad:
             raise ValueError("images that may be skipped cannot be kept in memory: remove the bad ones first")
-        super().__init__(data.name, data.names, data.labels, data.classes, data.parts, data.keys)
-        self.specs = list(data.specs)
-        self.num_stamped = data.num_stamped
-        self.left_out = data.left_out
-        self.data = data
-        self.rows, self.where = data.distinct()
-        images = torch.empty((len(self.rows), 3, preprocess.resize, preprocess.resize), dtype=torch.uint8)
-        fill_uint8(images, data, preprocess, self.rows.tolist(), num_workers, progress)
+        super().__init__(data)
+        rows, self.positions = data.distinct()
+        self.data = data.select(rows.tolist())
+        images = torch.empty((len(rows), 3, preprocess.resize, preprocess.resize), dtype=torch.uint8)
+        fill_uint8(images, self.data, preprocess, list(range(len(rows))), num_workers, progress)
         self.images = images.to(device)
 
     def file(self, position: int) -> File | None:
         return self.data.file(int(self.data.positions[position]))
 
-    def stamp(self, position: int) -> int:
-        return self.data.stamp(int(self.data.positions[position]))
-
-    def originals(self, positions: Tensor) -> Tensor:
-        return self.rows[self.where[positions]]
-
     def take(self, positions: Tensor, device: torch.device) -> Tensor:
         # Chosen where the images are, so that only the batch is copied.
-        chosen = self.images.index_select(0, to_device(self.where[positions], self.images.device))
-        return to_device(chosen, device)
+        return to_device(self.images.index_select(0, to_device(positions, self.images.device)), device)
 
     def worth_caching(self, device: torch.device) -> bool:
         # From the host to a GPU a copy of all images pays; these are decoded already.

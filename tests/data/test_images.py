@@ -30,6 +30,12 @@ def test_every_kind_of_data_answers_the_same_call(data: ImageData) -> None:
     assert torch.equal(next(scenes.batches([[3]], own, "cpu")).images[0], own.decode(scenes.load(3)))
 
 
+def test_a_number_beyond_the_last_image_says_how_many_there_are(data: ImageData) -> None:
+    assert np.array_equal(np.asarray(data.load(-1)), np.asarray(data.load(22)))
+    with pytest.raises(IndexError, match=r" has 23 images, numbered from 0: there is no image 999$"):
+        data.load(999)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_bad_images_are_named(tmp_path: Path, num_workers: int) -> None:
     write_tree(tmp_path, [f"{i}.png" for i in range(6)])
