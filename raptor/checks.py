@@ -194,7 +194,7 @@ def check_out(out: str, images: Any) -> None:
 def run_name(word: str) -> str:
     """The word, unless it is a path that is not there."""
     if not _is_known_model(word):
-        hint = _near_folder(word) or "give the --out of an earlier command"
+        hint = near_folder(word) or "give the --out of an earlier command"
         raise ValueError(f"there is no run folder {word}: {hint}")
     return word
 
@@ -203,16 +203,16 @@ def model_name(word: str) -> str:
     """The word, unless it is a path or a plain word that is not there; others are looked up when a model is opened."""
     if _is_known_model(word):
         return word
-    hint = _near_folder(word) or "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder that is there"
+    hint = near_folder(word) or "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder that is there"
     file, _, function = word.partition(":")
     close = difflib.get_close_matches(word, _built_in(), n=1)
     if file.endswith(".py"):
         hint = f"did you mean --module {file}:{function or 'FUNCTION'}?"
     elif close:
-        hint = f"did you mean {close[0]!r}?"
+        hint = f"did you mean {close[0]}?"
     elif re.fullmatch(r"[a-z]+\w*[_\d][\w.]*", word):
         # Whether timm has it is not asked, because the import of timm takes seconds.
-        hint = f"did you mean 'timm/{word}'?"
+        hint = f"did you mean timm/{word}?"
     raise ValueError(f"unknown model {word!r}: {hint}")
 
 
@@ -239,7 +239,7 @@ def data_name(word: str) -> str:
     if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
         return word
     hint = (
-        _near_folder(word) or "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
+        near_folder(word) or "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
     )
     # A far name would lead astray, so the bound is above .6, difflib's own.
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
@@ -248,7 +248,7 @@ def data_name(word: str) -> str:
     raise ValueError(f"unknown data {word!r}: {hint}")
 
 
-def _near_folder(word: str) -> str:
+def near_folder(word: str) -> str:
     """`did you mean ...?` for a path whose last part is misspelt; empty where nothing beside it is near."""
     path = Path(word).expanduser()
     try:

@@ -24,7 +24,7 @@ from raptor.config import DistillConfig, DynamicsConfig, PhasesConfig, ProbeConf
         (dict(tokens=" "), "--tokens is empty: give a value, or leave it out"),
         (dict(weights="nowhere.pth"), "--weights: there is no file nowhere.pth"),
         (dict(data="scnes"), "unknown data 'scnes': did you mean scenes"),
-        (dict(teacher="scnes"), "unknown model 'scnes': did you mean 'scenes'"),
+        (dict(teacher="scnes"), "unknown model 'scnes': did you mean scenes"),
     ],
 )
 def test_a_config_refuses_what_no_command_can_use(options: dict[str, object], message: str) -> None:

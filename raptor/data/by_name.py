@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from raptor.checks import near_folder
 from raptor.data.archives import open_tars, open_zips
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import open_folder
@@ -15,15 +16,15 @@ from raptor.data.hub import open_hub
 from raptor.data.images import ImageData
 from raptor.data.index import tell_once
 from raptor.data.memory import JoinedImages
-from raptor.data.split import Split, choose_split
+from raptor.data.split import Split, choose_split, is_train
 
 NAMED = ("scenes", "cifar10", "cifar100")
 """Data that is not a path."""
 _TASKS = {"ade20k": "segment", "nyuv2": "depth"}  # that each set has targets for, whatever its layout
 DENSE_KINDS = ("scenes", *_TASKS)
+_WITH_PATH = (*_TASKS, "imagenet")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
 _PREFIXES = {"hf": "hf", "huggingface": "hf", "wds": "wds", "webdataset": "wds"}
-_MAX_SIBLINGS = 1000  # folders that a misspelt name is compared with
 
 
 def as_spec(given: Any) -> Any:
@@ -90,10 +91,14 @@ def open_data(
     """
     spec = as_spec([] if spec is None else spec)
     names = list(spec) if isinstance(spec, list | tuple) else [spec]
-    opened: dict[Any, ImageData] = {}
-    for name in names:
-        if name not in opened:  # a set that is joined with itself is one object, and so is decoded once
-            opened[name] = _open_one(name, split, size)
+    # A set that is joined with itself is one object, and so is decoded once.
+    readers = {name: name if isinstance(name, ImageData) else _open_reader(name, size) for name in names}
+    can_train = {any(map(is_train, reader.parts)) for reader in readers.values()}
+    if len(can_train) == 2 and all(isinstance(name, str) and name.lower().endswith(".zip") for name in names):
+        # Zips to train on beside others with a validation part only are one set, as if a pattern had named them.
+        names = [",".join(names)]
+        readers = {names[0]: open_zips(names[0])}
+    opened = {name: _part_of(reader, split) for name, reader in readers.items()}
     data = opened[names[0]]
     if len(names) > 1:
         data = JoinedImages(list(map(opened.__getitem__, names)))
@@ -103,13 +108,8 @@ def open_data(
     return data
 
 
-def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageData:
-    """One split of the data of one name, or of data that is opened."""
-    if spec == "scenes":
-        from raptor.data.scenes.drawn import DrawnScenes
-
-        return DrawnScenes(split, size)
-    whole = spec if isinstance(spec, ImageData) else _open_reader(spec)
+def _part_of(whole: ImageData, split: Split) -> ImageData:
+    """One split of a set."""
     chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name), f"outside the part `{split}`")
     if whole.labels is not None and chosen.labels is None:
         num_missing = sum(label < 0 for label in whole.labels)
@@ -117,9 +117,13 @@ def _open_one(spec: str | ImageData, split: Split, size: int | None) -> ImageDat
     return chosen
 
 
-def _open_reader(spec: str) -> ImageData:
+def _open_reader(spec: str, size: int | None) -> ImageData:
     """All images of the data of one name. Readers that need further packages are imported only for their data."""
     kind, _, path = spec.partition(":")
+    if spec == "scenes":
+        from raptor.data.scenes.drawn import DrawnScenes
+
+        return DrawnScenes(size)
     if kind in ("cifar10", "cifar100"):
         from raptor.data.cifar import open_cifar
 
@@ -129,7 +133,7 @@ def _open_reader(spec: str) -> ImageData:
 
         return open_imagenet(path)
     if kind in _TASKS and path:
-        frames = _open_frames(spec, _TASKS[kind])
+        frames = _open_frames(spec, _TASKS[kind], size)
         frames.has_targets = False
         return frames.with_labels(None, None)  # its classes are those of pixels
     if spec.startswith("hf/") and len(spec) > 3:
@@ -143,7 +147,7 @@ def _open_reader(spec: str) -> ImageData:
         return open_folder(folder)
     if folder.is_file():
         raise ValueError(f"the file {spec} is not a set of images: give its folder, unpack a compressed archive first")
-    raise ValueError(f"unknown data {spec!r}{_did_you_mean(spec, NAMED)}; give {_ACCEPTED}")
+    raise _unknown("data", spec, (*NAMED, *_WITH_PATH), _ACCEPTED)
 
 
 def open_dense(
@@ -160,21 +164,20 @@ def open_dense(
     """
     if task not in DENSE_TASKS:
         raise ValueError(f"unknown dense task {task!r}; use {' or '.join(DENSE_TASKS)}")
-    if spec == "scenes":
-        from raptor.data.scenes.drawn import SceneFrames
-
-        data: DenseData = SceneFrames(split, task, size)
-    else:
-        data = _open_frames(spec, task)
-        if split != "all":
-            data = data.select(choose_split(data.keys, data.parts, split, data.name))
+    data = _open_frames(spec, task, size)
+    data = data.select(choose_split(data.keys, data.parts, split, data.name))
     if limit is not None:
         data = data.select(data.sample(limit))
     return data
 
 
-def _open_frames(spec: str, task: str) -> DenseData:
+def _open_frames(spec: str, task: str, size: int | None) -> DenseData:
+    """All images of the data of one name, with their targets."""
     kind, _, path = spec.partition(":")
+    if spec == "scenes":
+        from raptor.data.scenes.drawn import SceneFrames
+
+        return SceneFrames(task, size)
     if kind == "ade20k" and path:
         from raptor.data.ade20k import open_ade20k
 
@@ -183,25 +186,18 @@ def _open_frames(spec: str, task: str) -> DenseData:
         from raptor.data.nyuv2 import open_nyuv2
 
         return open_nyuv2(path, task)
-    hint = _did_you_mean(spec, DENSE_KINDS)
-    raise ValueError(f"unknown dense data {spec!r}{hint}; give scenes, ade20k:PATH or nyuv2:PATH")
+    raise _unknown("dense data", spec, DENSE_KINDS, "scenes, ade20k:PATH or nyuv2:PATH")
 
 
-def _did_you_mean(spec: str, names: Sequence[str]) -> str:
-    """The name that is nearest to an unknown one, for a message; empty if none is near."""
-    head, mark, tail = spec.replace(":", "/", 1).partition("/")
-    if spec in (*_TASKS, "imagenet"):
-        return f", write {spec}:PATH"
-    if mark and tail and head.lower() in _PREFIXES:
-        return f", did you mean {_PREFIXES[head.lower()]}/{tail}?"
-    # Hyphens are left out, as in `cifar-10`.
-    near = difflib.get_close_matches(head.lower().replace("-", ""), names, 1, 0.7)
-    folder = Path(spec).expanduser()
-    if not near and folder.parent.is_dir() and not folder.exists():
-        siblings = map(str, sorted(folder.parent.iterdir())[:_MAX_SIBLINGS])
-        near = difflib.get_close_matches(str(folder), [*names, *siblings], 1, 0.8)
-    if not near:
-        return ""
-    if near[0] in _TASKS:
-        near[0] += ":PATH"
-    return f", did you mean {near[0]}?"
+def _unknown(what: str, spec: str, kinds: Sequence[str], accepted: str) -> ValueError:
+    """The error for a name that no reader knows; it says what may have been meant."""
+    kind, _, path = spec.replace(":", "/", 1).partition("/")
+    near = difflib.get_close_matches(kind, kinds, 1, 0.7)
+    hint = near_folder(spec) or f"give {accepted}"
+    if path and kind.lower() in _PREFIXES:
+        hint = f"did you mean {_PREFIXES[kind.lower()]}/{path}?"
+    elif near:
+        hint = f"did you mean {near[0]}?"
+        if near[0] in _WITH_PATH:
+            hint = f"did you mean {near[0]}:PATH?"
+    return ValueError(f"unknown {what} {spec!r}: {hint}")

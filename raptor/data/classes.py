@@ -31,26 +31,18 @@ def number_labels(values: Sequence[Any], source: str) -> Labels:
     """
     if set(map(type, values)) <= {type(None)}:
         return None, None
-    numbers: list[int] = []
-    names: list[str | None] = []
-    for value in values:
-        label = _read_label(value)
-        if isinstance(label, str):
-            numbers.append(-1)
-            names.append(label)
-        else:
-            numbers.append(label)
-            names.append(None)
-    largest = max(numbers)
-    if names.count(None) == len(names):
-        if largest >= _MAX_CLASSES:
-            raise ValueError(f"{source} has a label {largest}: labels must be less than {_MAX_CLASSES:,}")
-        return numbers, list(map(str, range(largest + 1)))
-    if largest >= 0:
-        first = next(filter(None, names))
-        both = f"numbers such as {largest} and names such as {first[:40]}"
+    labels = list(map(_read_label, values))
+    names = [label for label in labels if isinstance(label, str)]
+    numbers = [label for label in labels if isinstance(label, int)]
+    largest = max(numbers, default=-1)
+    if names and largest >= 0:
+        both = f"numbers such as {largest} and names such as {names[0][:40]}"
         raise ValueError(f"the labels in {source} are {both}: give all samples the same kind of label")
-    return number_names(names)
+    if names:  # and -1 where there is none
+        return number_names([None if label == -1 else str(label) for label in labels])
+    if largest >= _MAX_CLASSES:
+        raise ValueError(f"{source} has a label {largest}: labels must be less than {_MAX_CLASSES:,}")
+    return numbers, list(map(str, range(largest + 1)))
 
 
 def _read_label(value: Any) -> int | str:

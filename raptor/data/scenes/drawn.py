@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -13,32 +14,30 @@ from torch import Tensor
 
 from raptor.data.dense import DenseData, Size
 from raptor.data.memory import WholeBatches
-from raptor.data.scenes.layout import CLASSES, label_images
-from raptor.data.scenes.render import DEFAULT_SIZE, MASK_CLASSES, NUM_IMAGES, SceneBatch, draw_scenes
-from raptor.data.split import Split
+from raptor.data.names import PackedNames
+from raptor.data.scenes.layout import CLASSES, NUM_IMAGES, label_images
+from raptor.data.scenes.render import DEFAULT_SIZE, MASK_CLASSES, SceneBatch, draw_scenes
 
 _MAX_DEPTH = 12.0
 
 
-class DrawnScenes(WholeBatches):
-    """Scenes of one split, or training and validation scenes one after the other (`all`)."""
+@cache
+def _listing() -> tuple[PackedNames, list[int], list[str]]:
+    """Names, labels and parts of all scenes, the training ones first."""
+    parts: list[str] = []
+    names: list[str] = []
+    for part, num_images in NUM_IMAGES.items():
+        parts += [part] * num_images
+        names += [f"{part}/{i:06d}" for i in range(num_images)]
+    return PackedNames.pack(names), label_images(torch.arange(len(names)), "all").tolist(), parts
 
-    def __init__(self, split: Split = "train", size: int | None = None) -> None:
-        if split == "own":
-            split = "val"
-        if split not in ("train", "val", "all"):
-            raise ValueError(f"unknown split {split!r}; use train, val or all")
+
+class DrawnScenes(WholeBatches):
+    """All scenes: those to train on, then those to judge on."""
+
+    def __init__(self, size: int | None = None) -> None:
         self.side = size or DEFAULT_SIZE
-        self.splits = [split]
-        if split == "all":
-            self.splits = ["train", "val"]
-        names: list[str] = []
-        labels: list[int] = []
-        for part in self.splits:
-            num_images = NUM_IMAGES[part]
-            names += [f"{part}/{i:06d}" for i in range(num_images)]
-            labels += label_images(torch.arange(num_images), part).tolist()
-        parts = [name.partition("/")[0] for name in names]
+        names, labels, parts = _listing()
         super().__init__("scenes", names, labels, list(CLASSES), parts, keys=names)
 
     def sample(self, limit: int | None) -> list[int]:
@@ -61,26 +60,15 @@ class DrawnScenes(WholeBatches):
         return self.draw(positions, device).images
 
     def draw(self, positions: Tensor, device: str | torch.device = "cpu") -> SceneBatch:
-        """Scenes at `positions` (B,) of the whole set: images uint8 (B, 3, S, S), labels, masks, depths on `device`."""
-        if len(self.splits) == 1:
-            return draw_scenes(positions, self.side, self.splits[0], device)
-        # Training and validation scenes are drawn from other hashes, so by other calls.
-        num_first = NUM_IMAGES[self.splits[0]]
-        owner = (positions >= num_first).long()
-        drawn = []
-        for number, part in enumerate(self.splits):
-            if (owner == number).any():
-                drawn.append(draw_scenes(positions[owner == number] - number * num_first, self.side, part, device))
-        # Both splits are drawn at once each, and put back in the order of `positions`.
-        back = owner.argsort(stable=True).argsort().to(device)
-        return SceneBatch(*(torch.cat(fields)[back] for fields in zip(*drawn)))
+        """Scenes at `positions` (B,) of all: images uint8 (B, 3, S, S), labels, masks, depths on `device`."""
+        return draw_scenes(positions, self.side, "all", device)
 
 
 class SceneFrames(DenseData):
     """The built-in scenes with their masks (background is a class) or their depth maps."""
 
-    def __init__(self, split: Split = "train", task: str = "segment", size: int | None = None) -> None:
-        self.drawn = DrawnScenes(split, size)
+    def __init__(self, task: str = "segment", size: int | None = None) -> None:
+        self.drawn = DrawnScenes(size)
         frame = (self.drawn.side, self.drawn.side)
         facts: dict[str, Any] = {"classes": list(MASK_CLASSES)} if task == "segment" else {"max_depth": _MAX_DEPTH}
         super().__init__("scenes", task, self.drawn.names, self.drawn.parts, self.drawn.keys, frame=frame, **facts)

@@ -7,7 +7,7 @@ device and in every batch. World axes: x right, y up, z forward, the camera at t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from raptor.data.scenes.solids import BOUNDING_RADIUS, CYLINDER_RADIUS, HALF_HEI
 
 MATERIALS = ("matte", "striped", "checkered", "metallic")
 CLASSES = tuple(f"{material} {shape}" for shape in SHAPES for material in MATERIALS)
-SPLITS = ("train", "val")
+NUM_IMAGES = {"train": 50_000, "val": 5_000}
 NUM_OBJECTS = 4
 """One main object and up to three smaller ones behind it."""
 HALF_VIEW = 0.43
@@ -81,9 +81,6 @@ class Layout:
     colour: Tensor
     stripe: Tensor
 
-    def images(self, part: slice) -> Layout:
-        return Layout(*(getattr(self, field.name)[..., part] for field in fields(self)))
-
 
 def _colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     """HSV to linear RGB (display gamma 2), stacked on a new first dimension."""
@@ -96,21 +93,27 @@ def _colour_of(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 def label_images(indices: Tensor, split: str) -> Tensor:
     """Class of the images `indices` (B,) int64 of a split: each run of 20 holds each class once, in its own order."""
-    run_key = mix(_stream(split) ^ mix(indices // len(CLASSES)))
+    stream, indices = _stream(indices, split)
+    run_key = mix(stream ^ mix(indices // len(CLASSES)))
     # Odd multipliers that 5 does not divide permute the 20 classes.
     multiplier = torch.tensor([1, 3, 7, 9, 11, 13, 17, 19])[(run_key >> 8) & 7]
     return (indices * multiplier + (run_key & 0xFFFF)) % len(CLASSES)
 
 
-def _stream(split: str) -> Tensor:
-    """The hash that all numbers of a split start from."""
-    return mix(mix(torch.tensor(_GOLDEN)) + SPLITS.index(split))
+def _stream(indices: Tensor, split: str) -> tuple[Tensor, Tensor]:
+    """The hash that all numbers of a split start from, and the places of the images in it. `all` is train, then val."""
+    number = torch.tensor(int(split == "val"))
+    if split == "all":
+        number = (indices >= NUM_IMAGES["train"]).long()
+        indices = indices - number * NUM_IMAGES["train"]
+    return mix(mix(torch.tensor(_GOLDEN)) + number), indices
 
 
 def lay_out(indices: Tensor, split: str) -> Layout:
     """Lay out the images `indices` (B,) int64 of a split."""
     label = label_images(indices, split)
-    dice = Dice(mix(_stream(split) + indices))
+    stream, indices = _stream(indices, split)
+    dice = Dice(mix(stream + indices))
     height = dice.uniform(2.2, 3.2)
     look_at = dice.uniform(4.5, 5.3)
     azimuth = dice.uniform(0.5, 1.9)

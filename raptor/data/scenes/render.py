@@ -26,14 +26,12 @@ from raptor.data.scenes.solids import MEET, NORMAL, SHAPES, dot
 
 MASK_CLASSES = ("background", *SHAPES)
 DEFAULT_SIZE = 48
-NUM_IMAGES = {"train": 50_000, "val": 5_000}
 _STRIPED, _CHECKERED, _METALLIC = (MATERIALS.index(name) for name in ("striped", "checkered", "metallic"))
 TILE = 4
 """Objects are drawn in tiles of TILE x TILE pixels."""
 _SAMPLES = ((0.25, 0.3), (0.75, 0.7))
 """Where in a pixel objects are sampled: (across, down)."""
 CHUNK_PIXELS = {"cpu": 2**18, "cuda": 2**23}
-LAYOUT_CHUNK = 2**10
 _LIGHT_UNIT = 2**16
 
 
@@ -55,12 +53,8 @@ def draw_scenes(
     device = torch.device(device)
     indices = torch.as_tensor(indices, dtype=torch.int64).cpu()
     chunk = max(1, CHUNK_PIXELS["cpu" if device.type == "cpu" else "cuda"] // size**2)
-    parts = []
     with torch.no_grad():
-        for group in indices.split(max(chunk, LAYOUT_CHUNK)):
-            layout = lay_out(group, split)
-            starts = range(0, len(group), chunk)
-            parts += [_draw(layout.images(slice(start, start + chunk)), size, device) for start in starts]
+        parts = [_draw(lay_out(group, split), size, device) for group in indices.split(chunk)]
     return SceneBatch(*(torch.cat(fields) for fields in zip(*parts)))
 
 

@@ -47,7 +47,6 @@ def test_an_image_does_not_depend_on_its_batch(size: int) -> None:
 
 def test_chunks_do_not_show(batch: SceneBatch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenes, "CHUNK_PIXELS", {"cpu": 17 * 32 * 32})
-    monkeypatch.setattr(scenes, "LAYOUT_CHUNK", 51)
     assert equal(batch, draw_scenes(torch.arange(200), size=32))
 
 
