@@ -36,69 +36,6 @@ def default_data(model: Any) -> str:
     raise ValueError(f"say which images {name} works on: --data photos/, or --data scenes for the built-in drawings")
 
 
-@dataclass
-class _Run:
-    """A run folder, the data it was made with, and the fingerprints that it keeps of its images (`describe_images`).
-
-    The data is kept as it was typed, so that from another folder the same words may name other images.
-    """
-
-    folder: Path
-    chosen: ChosenData
-    images: dict[str, Any]
-    has_classes: bool
-
-    def check(self, part: str) -> None:
-        """Raise if the images of a part, `train` or `val`, are others than the run was made with."""
-        kept = self.images.get(part)
-        if kept is None:
-            return
-        spec: Spec = self.chosen.data
-        split = "train"
-        if part == "val":
-            spec = self.chosen.judged_spec
-            split = self.chosen.judged_split
-        # Opened as the run opened them. Labels and the size of images do not matter.
-        found = open_data(spec, split, limit=kept["num_images"])
-        if len(found) != kept["num_images"] or found.fingerprint() != kept["fingerprint"]:
-            option = "--data" if spec is self.chosen.data else "--val"
-            raise RunError(
-                f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
-                "run this in the folder where the run was made"
-            )
-        del self.images[part]  # compared once, because a fingerprint of many files takes a while
-
-
-def _run_of(model: Any, with_val: bool = True) -> _Run | None:
-    """The run folder that `model` names or lies in; None if there is none.
-
-    with_val: whether the run's images to judge on are wanted; otherwise only its `data` has to be there.
-    """
-    if not isinstance(model, str | Path):
-        return None
-    folder = Path(model).expanduser()
-    if not (folder / "config.yaml").is_file():
-        folder = folder.parent  # `run/surrogate` lies in its run
-    if not (folder / "config.yaml").is_file():
-        return None
-    config = read_config(folder)
-    if config.get("data") is None:
-        return None
-    images = config.get("images")
-    images = dict(images) if isinstance(images, dict) else {}
-    val = config.get("val")
-    if not with_val:
-        val = None
-        images.pop("val", None)
-    chosen = ChosenData(config["data"], val, str(config.get("split") or "val"))
-    for path in _names_of(chosen.data) + _names_of(chosen.val):
-        # Patterns and names of sets are looked up when they are opened.
-        is_pattern = path.startswith(("hf/", "wds/")) or not set(":,*{[").isdisjoint(path)
-        if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
-            raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
-    return _Run(folder, chosen, images, config.get("classes") is not None)
-
-
 @dataclass(frozen=True)
 class ChosenData:
     """`data` to train or fit on, `val` to judge on (else the held-out part of `data`), and which part of it is judged.
@@ -110,7 +47,8 @@ class ChosenData:
         names: the same as the model keeps them: a saved model, and a run made with `--classes`.
         num_classes: outputs of the head (the model's own, or one in a file), whose order labels then have; 0 leaves
             them as they are.
-        run: the run that `data` and `val` are of, if they were not given: other images than its are refused.
+        run: the data of the run that these are of, if they were not given: other images than its are refused.
+        folder, config: of a run.
     """
 
     data: Spec
@@ -120,7 +58,9 @@ class ChosenData:
     skip_bad: bool = False
     names: Sequence[str] | None = None
     num_classes: int = 0
-    run: _Run | None = field(default=None, compare=False)
+    run: ChosenData | None = field(default=None, compare=False)
+    folder: Path | None = field(default=None, compare=False)
+    config: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         # Frozen, because results name the data by it; a program may give paths, tensors or a Dataset.
@@ -142,12 +82,12 @@ class ChosenData:
             classes = head_names(options["classes"], num_classes)
         run = None
         if data is None:
-            run = _run_of(model, with_val=val is None)
+            run = cls.of_run(model, with_val=val is None)
         if run is not None:
-            data = run.chosen.data
+            data = run.data
             if val is None:
-                val = run.chosen.val
-            if run.has_classes and num_classes and names is None and classes is None:
+                val = run.val
+            if run.config.get("classes") is not None and num_classes and names is None and classes is None:
                 raise RunError(f"{run.folder} was made with --classes and does not keep these names: give --classes")
         elif data is None:
             data = DEFAULT_DATA
@@ -155,6 +95,38 @@ class ChosenData:
                 data = default_data(model)
         split = options.get("split") or "val"
         return cls(data, val, split, classes, bool(options.get("skip_bad")), names, num_classes, run)
+
+    @classmethod
+    def of_run(cls, model: Any, with_val: bool = True) -> ChosenData | None:
+        """The data of the run folder that `model` names or lies in; None if there is none.
+
+        It is kept as it was typed, so that from another folder the same words may name other images.
+
+        with_val: whether the run's images to judge on are wanted; otherwise only its `data` has to be there.
+        """
+        if not isinstance(model, str | Path):
+            return None
+        folder = Path(model).expanduser()
+        if not (folder / "config.yaml").is_file():
+            folder = folder.parent  # `run/surrogate` lies in its run
+        if not (folder / "config.yaml").is_file():
+            return None
+        config = read_config(folder)
+        if config.get("data") is None:
+            return None
+        images = config.get("images")
+        config["images"] = dict(images) if isinstance(images, dict) else {}
+        if not with_val:
+            config["val"] = None
+            config["images"].pop("val", None)
+        split = str(config.get("split") or "val")
+        run = cls(config["data"], config.get("val"), split, folder=folder, config=config)
+        for path in _names_of(run.data) + _names_of(run.val):
+            # Patterns and names of sets are looked up when they are opened.
+            is_pattern = path.startswith(("hf/", "wds/")) or not set(":,*{[").isdisjoint(path)
+            if path not in NAMED and not is_pattern and not Path(path).expanduser().exists():
+                raise RunError(f"{path}, the data of {folder}, is not there: give its new place with --data")
+        return run
 
     @property
     def judged_spec(self) -> Spec:
@@ -176,7 +148,27 @@ class ChosenData:
         """Raise if a part, `train` or `val`, is of a run and holds other images than the run was made with."""
         for part in parts:
             if self.run is not None:
-                self.run.check(part)
+                self.run._compare(part)
+
+    def _compare(self, part: str) -> None:
+        """Raise if the images of a part of a run's data are others than the fingerprints in its config say."""
+        kept = self.config["images"].get(part)
+        if kept is None:
+            return
+        spec = self.data
+        split = "train"
+        if part == "val":
+            spec = self.judged_spec
+            split = self.judged_split
+        # Opened as the run opened them. Labels and the size of images do not matter.
+        found = open_data(spec, split, limit=kept["num_images"])
+        if len(found) != kept["num_images"] or found.fingerprint() != kept["fingerprint"]:
+            option = "--data" if spec is self.data else "--val"
+            raise RunError(
+                f"{spec_text(spec)} holds other images than those {self.folder} was made with: give {option}, or "
+                "run this in the folder where the run was made"
+            )
+        del self.config["images"][part]  # compared once, because a fingerprint of many files takes a while
 
     def _for_head(self, data: ImageData) -> ImageData:
         return for_head(data, self.num_classes, self.classes, self.names)
@@ -202,11 +194,11 @@ class ChosenData:
         if self.run is not None:  # they are the run's, and compared with its fingerprints
             return self.training(None, size, any_class=True)
         try:
-            run = _run_of(model)
+            run = ChosenData.of_run(model)
             if run is None:
                 return None
             names = self.names if self.classes is None else self.classes
-            of_run = replace(run.chosen, names=names, num_classes=self.num_classes, run=run)
+            of_run = replace(run, names=names, num_classes=self.num_classes, run=run)
             return of_run.training(None, size, any_class=True)
         except ValueError as error:
             # The last part of the message is a remedy for the images that are given, which these are not.
