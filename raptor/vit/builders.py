@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from raptor.checks import near_miss
 from raptor.vit.calls import reason_of
 from raptor.vit.origin import Arguments, Base
 from raptor.vit.stated import processor_settings, split_revision
@@ -68,7 +68,7 @@ def _built_by_library(source: str, fetch: bool) -> Iterator[None]:
     except Exception as error:
         reason = reason_of(error)[:120]
         if not fetch:
-            raise ValueError(f"{source} could not be built ({reason}): change its shape") from None
+            raise ValueError(f"{source} could not be built ({reason}): correct its name or change its shape") from None
         raise ValueError(
             f"the weights of {source} could not be fetched ({reason}): "
             "give a local file with --weights, or --pretrained false for random ones"
@@ -138,17 +138,12 @@ def _build_timm(name: str, base: Base, fetch: bool) -> nn.Module:
     name, _, revision = name.partition("@")
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
-        close = difflib.get_close_matches(architecture, timm.list_models(module=list(TIMM_MODULES)), n=1)
-        hint = "see raptor models"
-        if close:
-            hint = f"did you mean timm/{close[0]}?"
-        raise ValueError(f"timm has no model {architecture!r}: {hint}")
+        hint = near_miss(architecture, timm.list_models(module=list(TIMM_MODULES)), mark="timm/")
+        raise ValueError(f"timm has no model {architecture!r}{hint or ': see raptor models'}")
     if tag and not timm.is_model_pretrained(f"{architecture}.{tag}"):
         tags = sorted(name.split(".", 1)[1] for name in timm.list_pretrained(f"{architecture}.*"))
-        hint = ""
-        if tags:
-            hint = f": its tags are {', '.join(tags)}"
-        raise ValueError(f"timm has no weights {f'{architecture}.{tag}'!r}{hint}")
+        hint = f": its tags are {', '.join(tags)}" if tags else ""
+        raise ValueError(f"timm has no weights '{architecture}.{tag}'{hint}")
     kwargs = timm_arguments(architecture, base)
     if revision and fetch:
         repository = getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None)

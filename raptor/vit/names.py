@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from raptor.checks import near_miss
 from raptor.files import read_json
 from raptor.run import unfinished
 from raptor.vit.builders import TIMM_MODULES, build_base
@@ -105,9 +105,7 @@ def unknown_model(text: str) -> str:
         return unfinished(path) or reason
     known = ["scenes", *(f"timm/{name}" for name in timm.list_models(module=list(TIMM_MODULES)))]
     if timm.is_model(text.split(".")[0]):
-        hint = f"did you mean 'timm/{text}'?"
-    elif close := difflib.get_close_matches(text, known, n=1):
-        hint = f"did you mean {close[0]!r}?"
+        hint = f": did you mean timm/{text}?"
     else:
-        hint = "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
-    return f"unknown model {text!r}: {hint}"
+        hint = near_miss(text, known) or ": write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
+    return f"unknown model {text!r}{hint}"

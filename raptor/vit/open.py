@@ -18,11 +18,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from raptor.data.preprocess import Preprocess
@@ -81,7 +82,7 @@ def open_vit(
     Args:
         source: `timm/NAME`, `hf/REPO`, `hub/REPO:ENTRY`, `scenes`, a folder, a module, or what `distill` gave (see the
             module's docstring).
-            `timm/NAME@FILE` is `timm/NAME` with the weight file FILE; `timm/NAME@REVISION`, `hf/REPO@REVISION` and
+            `NAME@FILE` is the model NAME with the weight file FILE; `timm/NAME@REVISION`, `hf/REPO@REVISION` and
             `hub/REPO@REVISION:ENTRY` name a commit, tag or branch of the hub.
         weights: a local weight file (safetensors or weights-only .pth) instead of the hub's.
         pretrained: with no `weights`, whether to fetch the published ones; False gives random weights.
@@ -103,95 +104,102 @@ def open_vit(
     check_size(size)
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    for option in model_kwargs:
+        # The model's constructor would refuse it with a message about something else.
+        if close := difflib.get_close_matches(option, inspect.signature(open_vit).parameters, n=1, cutoff=0.8):
+            raise ValueError(f"unknown option {option!r}: did you mean {close[0]!r}?")
     structure = Structure(blocks=blocks, norm=norm, head=head, cls=cls, registers=registers, head_classes=head_classes)
     building: Arguments = dict(num_classes=num_classes, layer_scale=layer_scale, **model_kwargs)
     if not pretrained:
         building["pretrained"] = False
     if isinstance(source, Result):
-        made = getattr(source, "surrogate", None)
-        if not isinstance(made, ViT):  # not the result of a distillation
-            made = folder_of(source)
-        if isinstance(made, Result):
-            raise ValueError(f"a {type(source).__name__} holds no model: give what distill returned, or a run folder")
-        source = made
-    # Its structure has been found already: other options would describe another model.
+        source = _model_of(source)
     if isinstance(source, ViT):
+        # Its structure has been found already: other options would describe another model.
         options = dict(weights=weights, size=size, preprocess=preprocess, name=name, **vars(structure), **building)
         if dtype != "fp32":
             options["dtype"] = dtype
         refuse_options("a model that is already opened", **options)
-        if device is not None:
-            source.to(device)
-        return source
+        return source if device is None else source.to(device)
     if isinstance(source, nn.Module):
         refuse_options("a module of your own", **building)
-        if any(is_lazy(parameter) for parameter in source.parameters()):
-            kind = type(source).__name__
-            raise ValueError(f"{kind} has weights that its first call makes: call it once with images, then open it")
-        module = source
-        # The module belongs to the user, whose own precision must not change.
-        if dtype != "fp32" or is_half(source):
-            module = copied(source, type(source).__name__).float()
-        vit = _open_module(module, name or type(source).__name__, weights, size, preprocess, structure)
-        return _as_dtype(vit, dtype).to(device or vit.device)
-    if callable(source):
+        vit = _open_module(source, dtype, name, weights, size, preprocess, structure)
+    elif callable(source):
         named = getattr(source, "__name__", type(source).__name__)
         raise ValueError(f"{named} makes a model but is none: call it, as in open_vit({named}())")
-    text, weights = _split_source(str(source), weights)
-    folder = saved_folder(text)
-    # A folder comes first, so that a run called `timm` or `scenes` is still that run.
-    if folder is not None:
-        refuse_options(f"{text}, which is saved with its own", preprocess=preprocess, **vars(structure), **building)
-        vit = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
-        vit.name = name or vit.name
-        vit.opened = Opened(model=text, weights=weights, size=size, fingerprint=fingerprint(vit.model))
-        return _as_dtype(vit, dtype).to(device or "cpu")
+    else:
+        text, weights = _split_source(str(source), weights)
+        folder = saved_folder(text)
+        opened = Opened(model=text, weights=weights, size=size)
+        # A folder comes first, so that a run called `timm` or `scenes` is still that run.
+        if folder is not None:
+            refuse_options(f"{text}, which is saved with its own", preprocess=preprocess, **vars(structure), **building)
+            vit = load_saved(folder, teacher=teacher, size=size, weights=weights, trust_hub=trust_hub)
+            vit.name = name or vit.name
+        else:
+            opened = replace(
+                opened,
+                pretrained=pretrained,
+                layer_scale=layer_scale,
+                num_classes=num_classes,
+                preprocess=preprocess,
+                structure=structure,
+                name=name,
+                kwargs=model_kwargs,
+            )
+            vit = _open_library(opened, trust_hub)
+        vit.opened = replace(opened, fingerprint=fingerprint(vit.model))
+    if dtype != "fp32":
+        # Last of all, so that structure and fingerprint are those of the fp32 weights.
+        vit.model.to(DTYPES[dtype])
+        vit.opened = replace(vit.opened, dtype=dtype)
+    return vit.to(device or vit.device)
+
+
+def _model_of(result: Result) -> Source:
+    """What a result stands for: the surrogate that a distillation made, or the model in its run folder."""
+    made = getattr(result, "surrogate", None)
+    if isinstance(made, ViT):
+        return made
+    folder = folder_of(result)
+    if isinstance(folder, Result):
+        raise ValueError(f"a {type(result).__name__} holds no model: give what distill returned, or a run folder")
+    return folder
+
+
+def _open_library(opened: Opened, trust_hub: bool) -> ViT:
+    """The view over a model of timm, transformers or torch.hub."""
+    text = opened.model
+    assert text is not None
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
         raise ValueError(unknown_model(text))
     # The revision would be ignored without a word.
-    if kind == "timm" and "@" in rest and (weights or not pretrained):
+    if kind == "timm" and "@" in rest and (opened.weights or not opened.pretrained):
         raise ValueError(f"{text} names a revision of published weights: leave out --weights and --pretrained false")
-    # The model's constructor would refuse it with a message about something else.
-    for option in model_kwargs:
-        if close := difflib.get_close_matches(option, inspect.signature(open_vit).parameters, n=1, cutoff=0.8):
-            raise ValueError(f"unknown option {option!r}: did you mean {close[0]!r}?")
-    base = Base(source=text, kwargs=dict(model_kwargs), num_classes=num_classes)
-    model = _build(base, weights, pretrained, trust_hub)
-    if layer_scale is not None:
-        if pretrained or weights:
-            raise ValueError(f"--layer_scale would change the weights of {text}: give --pretrained false too")
+    base = Base(source=text, kwargs=dict(opened.kwargs), num_classes=opened.num_classes)
+    model = _build(base, opened.weights, opened.pretrained, trust_hub)
+    if opened.layer_scale is not None:
+        if opened.pretrained or opened.weights:
+            remedy = "leave it out" if opened.weights else "give --pretrained false too"
+            raise ValueError(f"--layer_scale would change the weights of {text}: {remedy}")
         # transformers puts the family before the name, as in Dinov2LayerScale.
         scaling = [module for module in model.modules() if type(module).__name__.endswith("LayerScale")]
         if not scaling:
             raise ValueError(f"{text} has no LayerScale: leave out --layer_scale")
         for module in scaling:
             for scale in module.parameters():
-                nn.init.constant_(scale, layer_scale)
-    shown = text
-    if weights:
-        shown = Path(weights).stem
-    elif not pretrained:
-        shown = f"{text} (untrained)"  # so that no result passes for the published weights'
-    if preprocess is None:
-        images = model_preprocess(model, size)
+                nn.init.constant_(scale, opened.layer_scale)
+    name = text
+    if opened.weights:
+        name = Path(opened.weights).stem
+    elif not opened.pretrained:
+        name = f"{text} (untrained)"  # so that no result passes for the published weights'
+    if opened.preprocess is None:
+        images = model_preprocess(model, opened.size)
     else:
-        images = resized(preprocess, size)
-    vit = inspect_vit(model, name or shown, images, structure, Origin(base=base))
-    vit.opened = Opened(
-        model=text,
-        weights=weights,
-        size=size,
-        pretrained=pretrained,
-        layer_scale=layer_scale,
-        num_classes=num_classes,
-        preprocess=preprocess,
-        structure=structure,
-        name=name,
-        kwargs=model_kwargs,
-        fingerprint=fingerprint(model),
-    )
-    return _as_dtype(vit, dtype).to(device or "cpu")
+        images = resized(opened.preprocess, opened.size)
+    return inspect_vit(model, opened.name or name, images, opened.structure, Origin(base=base))
 
 
 def _build(base: Base, weights: str | None, pretrained: bool, trust_hub: bool) -> nn.Module:
@@ -214,63 +222,51 @@ def _build(base: Base, weights: str | None, pretrained: bool, trust_hub: bool) -
 
 def _open_module(
     module: nn.Module,
-    name: str,
+    dtype: str,
+    name: str | None,
     weights: str | None,
     size: int | None,
     preprocess: Preprocess | None,
     structure: Structure,
 ) -> ViT:
     """The view over a module of the user's own, with the weights of a file if one is given."""
+    kind = type(module).__name__
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise ValueError(f"{kind} has weights that its first call makes: call it once with images, then open it")
+    made_for_inference = any(tensor.is_inference() for tensor in chain(module.parameters(), module.buffers()))
+    # The module belongs to the user, whose own precision must not change. Of tensors that were made inside of
+    # `torch.inference_mode` torch refuses views, and a copy of one is an ordinary one.
+    if dtype != "fp32" or is_half(module) or made_for_inference:
+        module = copied(module, kind)
+    if is_half(module):
+        module.float()
     if weights is not None:
         load_weights(module, read_weights(weights), weights)
-    replace_inference_tensors(module)
     images = Preprocess.for_native(native_size(module), size=size)
     if preprocess is not None:
         images = resized(preprocess, size)
-    vit = inspect_vit(module, name, images, structure, Origin())
+    vit = inspect_vit(module, name or kind, images, structure, Origin())
     if preprocess is None:  # there may be other models beside the one around the blocks
         vit.preprocess = model_preprocess(module, size, vit.blocks_path)
     vit.opened = Opened(weights=weights)
     return vit
 
 
-def replace_inference_tensors(module: nn.Module) -> None:
-    """Give a module that was made inside `torch.inference_mode` ordinary weights of the same values."""
-    made: dict[int, Tensor] = {}  # a tensor that stands at two places stays one tensor
-    for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
-                if tensor is None or not tensor.is_inference():
-                    continue
-                if id(tensor) not in made:
-                    # Outside of that mode torch refuses views of such a tensor, and a copy of it is an ordinary one.
-                    copy = tensor.detach().clone()
-                    made[id(tensor)] = nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
-                held[name] = made[id(tensor)]  # type: ignore[assignment]
-
-
 def _split_source(text: str, weights: str | None) -> tuple[str, str | None]:
-    """The name of a model and its weight file, from `timm/NAME@FILE` or from a file by itself."""
+    """The name of a model and its weight file, from `NAME@FILE` or from a file by itself."""
+    path = Path(text).expanduser()
+    if path.is_dir():  # its name may have an `@`
+        return text, weights
     given = text
-    # The name timm/NAME@FILE.pt ends like that of a weight file, too.
-    if is_weight_file(text) and not text.startswith(("timm/", "hf/", "hub/")):
+    if path.is_file() or (is_weight_file(text) and "@" not in text):
         text = named_for(text)
         print(f"{given} fits {text.partition('@')[0]} alone: opened as that model", file=sys.stderr)
     name, _, file = text.partition("@")
-    if not name.startswith(("timm/", "hf/")) or not is_weight_file(file):
+    if not is_weight_file(file):
         return text, weights
     if weights is not None:
         raise ValueError(f"{given} names its weight file: leave out --weights")
     return name, file
-
-
-def _as_dtype(vit: ViT, dtype: str) -> ViT:
-    """The weights of `vit` as `dtype`, which `opened` notes unless it is fp32."""
-    if dtype != "fp32":
-        # Last of all, so that structure and fingerprint are those of the fp32 weights.
-        vit.model.to(DTYPES[dtype])
-        vit.opened = replace(vit.opened, dtype=dtype)
-    return vit
 
 
 def tell_apart(views: Sequence[ViT]) -> list[ViT]:
@@ -291,16 +287,7 @@ def tell_apart(views: Sequence[ViT]) -> list[ViT]:
 
 def refuse_options(what: str, **options: Any) -> None:
     """Raise for options that would have no effect."""
-    known = inspect.signature(open_vit).parameters
-    names = []
-    for name, value in options.items():
-        if value is None:
-            continue
-        # Any other keyword is an argument of a model's constructor, so a misspelt option gets here too.
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if close and name not in known:
-            raise ValueError(f"unknown option {name!r}: did you mean {close[0]!r}?")
-        names.append(f"--{name}" if name in _FLAGS else name)
+    names = [f"--{name}" if name in _FLAGS else name for name, value in options.items() if value is not None]
     if names:
         them = "them" if len(names) > 1 else "it"
         raise ValueError(f"{', '.join(names)} cannot be given for {what}: leave {them} out")

@@ -8,7 +8,6 @@ something else after its attention. There is no code for any family of models.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from raptor.checks import near_miss
 from raptor.vit.calls import first_tensor, state_argument
 from raptor.vit.origin import Arguments
 
@@ -255,6 +255,6 @@ def choose_names(num_layers: int, names_filter: NamesFilter) -> dict[str, tuple[
     for name in wanted:
         if name not in known:
             # A misspelt name would otherwise be missing from the result without a word.
-            close = difflib.get_close_matches(name, known, n=1) or ["blocks.0.hook_resid_post"]
-            raise ValueError(f"unknown name {name!r}: did you mean {close[0]!r}?")
+            hint = near_miss(name, known, otherwise="names such as blocks.0.hook_resid_post")
+            raise ValueError(f"unknown name {name!r}{hint}")
     return {name: meaning for name, meaning in known.items() if name in wanted}

@@ -147,11 +147,7 @@ def perturb(
 
 def swap_blocks(vit: ViT, first: int, second: int) -> AbstractContextManager[None]:
     """Inside the context, blocks `first` and `second` (1..L) have changed places."""
-    num = vit.num_layers
-    for layer in (first, second):
-        if not 1 <= layer <= num:
-            raise ValueError(f"layer {layer} is not a block of {vit.name}: blocks are numbered 1..{num}")
-    return replaced_blocks(vit, {first: vit.blocks[second - 1], second: vit.blocks[first - 1]})
+    return replaced_blocks(vit, {first: vit.block(second), second: vit.block(first)})
 
 
 def replace_block(vit: ViT, layer: int, module: nn.Module) -> AbstractContextManager[None]:

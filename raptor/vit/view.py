@@ -145,6 +145,12 @@ class ViT:
         assert isinstance(blocks, nn.ModuleList | nn.Sequential)
         return blocks
 
+    def block(self, layer: int) -> nn.Module:
+        """The block `layer` (1..L)."""
+        if not 1 <= layer <= self.num_layers:
+            raise ValueError(f"layer {layer} is not a block of {self.name}: blocks are numbered 1..{self.num_layers}")
+        return self.blocks[layer - 1]
+
     @property
     def num_layers(self) -> int:
         return len(self.blocks)
@@ -418,8 +424,7 @@ def replaced_blocks(vit: ViT, replacements: Mapping[int, nn.Module]) -> Iterator
     names = list(blocks._modules)
     saved = dict(blocks._modules)
     for layer in replacements:
-        if not 1 <= layer <= len(names):
-            raise ValueError(f"layer {layer} is not a block of {vit.name}: blocks are numbered 1..{len(names)}")
+        vit.block(layer)  # refuses the number of a layer that is none
     try:
         for layer, module in replacements.items():
             blocks._modules[names[layer - 1]] = module

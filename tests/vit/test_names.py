@@ -65,6 +65,11 @@ def test_a_weight_file_after_a_name_is_of_that_model(tmp_path: Path) -> None:
     path = weights_of("vit_tiny_patch16_224", tmp_path / "w.pt", depth=2)
     vit = open_vit(f"timm/deit_tiny_patch16_224@{path}", depth=2)
     assert vit.origin.base.source == "timm/deit_tiny_patch16_224" and vit.opened.weights == str(path)
+    for source in (f"scenes@{path}", f"vit_tiny_patch16_224@{path}"):
+        with pytest.raises(
+            ValueError, match=r"the model has width 128|unknown model 'vit_.*did you mean timm/vit_tiny"
+        ):
+            open_vit(source)
 
 
 def test_a_weight_file_that_fits_several_models_or_none_is_not_guessed(few_models: None, tmp_path: Path) -> None:
@@ -90,8 +95,8 @@ def test_list_models() -> None:
     [
         ("timm/vit_tiny_patch16_225", "did you mean timm/vit_tiny_patch16_224"),
         ("timm/vit_tiny_patch16_224.nope", "augreg_in21k"),
-        ("vit_tiny_patch16_224", "did you mean 'timm/vit_tiny_patch16_224'"),
-        ("senes", "did you mean 'scenes'"),
+        ("vit_tiny_patch16_224", "did you mean timm/vit_tiny_patch16_224"),
+        ("senes", "did you mean scenes"),
         ("nothing/like/it", "write timm/NAME"),
         ("dinov2s.pt", "weights file dinov2s.pt does not exist"),
         ("hub/owner-and-repo-only", "hub/REPO:ENTRY"),

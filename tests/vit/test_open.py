@@ -147,6 +147,14 @@ def test_what_is_opened_or_made_does_not_depend_on_the_callers_settings(kind: st
         check_trainable(found)
 
 
+def test_a_module_that_was_made_for_inference_is_copied() -> None:
+    with torch.inference_mode():
+        model = Unheard()
+    vit = open_vit(model, size=32)
+    assert vit.model is not model and not any(p.is_inference() for p in vit.model.parameters())
+    assert same_tensors(vit.model.state_dict(), model.state_dict())
+
+
 def test_a_function_or_a_class_is_no_model() -> None:
     with pytest.raises(ValueError, match=r"^Unheard makes a model but is none: call it, as in open_vit\(Unheard\(\)\)"):
         open_vit(Unheard)  # type: ignore[arg-type]

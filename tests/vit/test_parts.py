@@ -267,7 +267,7 @@ def test_names_are_chosen_by_name_by_list_and_by_function(teacher: ViT) -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"did you mean .blocks\.1\.hook_resid_p"):
+    with pytest.raises(ValueError, match=r"did you mean blocks\.1\.hook_resid_p"):
         choose_names(4, "blocks.1.hook_resid_past")
     with pytest.raises(ValueError, match="unknown name 'ln_final'"):
         choose_names(4, ["blocks.0.hook_resid_pre", "ln_final"])
