@@ -142,10 +142,9 @@ def near_miss(word: str, choices: Iterable[str], otherwise: str = "", mark: str 
 
 def shown(kind: Any, name: str) -> str:
     """An option of a config as it is typed: --k, but MODEL for a word that has to be given."""
-    # A class has no attribute for a field without a default.
-    if name in kind.POSITIONAL and not hasattr(kind, name):
+    if name in kind.POSITIONAL and kind.requires(name):
         return name.upper().removesuffix("S")
-    return f"--{name.rstrip('_')}"  # `for_`, because `for` is a keyword of Python
+    return f"--{name}"
 
 
 def whole_number(value: Any) -> Any:

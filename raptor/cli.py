@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,15 +19,13 @@ from typing import Any
 
 from raptor import __version__
 from raptor.checks import OWN, members, near_miss, shown, takes_several
-from raptor.config import COMMANDS, Config
+from raptor.config import COMMANDS, Config, at_terminal
 from raptor.files import read_yaml, slug
 from raptor.progress import started_processes
 from raptor.terminal.help import completion, help_of, overview
 from raptor.terminal.module import load_module
 from raptor.terminal.streams import fail_fast_offline, is_users, one_line, safe_streams, stopped_by_signals
 
-# Every other command would do the same work in each process, and write the same files.
-_IN_PARALLEL = ("phases", "distill", "evaluate", "head", "probe", "dynamics", "states", "train-teacher")
 # The first two run code. A file may come from a stranger, so it may not give them.
 _ONLY_TYPED = ("module", "trust_hub", "config")
 
@@ -76,36 +74,28 @@ def _run(words: list[str]) -> int:
 
 
 def run_command(name: str, words: list[str]) -> int:
-    config_of(name)
-    if started_processes()[1] > 1 and name not in _IN_PARALLEL:
+    kind = config_of(name)
+    if started_processes()[1] > 1 and not kind.IN_PARALLEL:
         raise ValueError(f"raptor {name} is one process: start it without torchrun, and with srun --ntasks=1")
     # Help is given whatever else is typed, also where a value is wrong or missing.
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
         print(help_of(name, everything="--help-all" in words), flush=True)
         return 0
+    as_json = "--json" in words
+    # A module of the user's own may print, and standard output is for the JSON.
+    with _output_to_stderr() if as_json else nullcontext():
+        config = parse(name, [word for word in words if word != "--json"])
+        function = name.replace("-", "_")
+        result = getattr(import_module(f"raptor.commands.{function}"), function)(config)
     told = ""
-    # Not an option of a config: it changes how a result is shown, and a function of Python returns it.
-    if "--json" in words:
-        words.remove("--json")
-        with _output_to_stderr():  # a module of the user's own may print
-            result = _call(name, words)
-        if result is not None:
-            told = json.dumps(result.to_dict(), default=str)
-    else:
-        result = _call(name, words)
-        if hasattr(result, "text"):
-            told = result.text()
+    if as_json and result is not None:
+        told = json.dumps(result.to_dict(), default=str)
+    elif hasattr(result, "text"):
+        told = result.text()
     # The other ranks have the same result.
     if told and started_processes()[0] == 0:
         print(told, flush=True)
     return 0
-
-
-def _call(name: str, words: Sequence[str]) -> Any:
-    """The result of a command's function, whose module only is imported."""
-    config = parse(name, words)
-    function = name.replace("-", "_")
-    return getattr(import_module(f"raptor.commands.{function}"), function)(config)
 
 
 @contextmanager
@@ -149,7 +139,7 @@ def parse(name: str, words: Sequence[str]) -> Config:
         # It passes the checks of a config. The model is made at the end, when all else is known to be right.
         given[first] = OWN
     for option in kind.POSITIONAL:
-        if option not in given and not hasattr(kind, option):
+        if option not in given and kind.requires(option):
             raise ValueError(f"give {shown(kind, option)}; see raptor {name} --help")
     config = kind(**given)
     # Only then, because the lookup of a name may take seconds.
@@ -167,10 +157,7 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
     """
     kind = config_of(name)
     # A mapping cannot be typed: weights of token groups are given in a recipe.
-    kinds: dict[str, Any] = {option: of for option, of in kind.kinds().items() if dict not in members(of)}
-    kinds["config"] = list[str]
-    if not hasattr(kind, kind.POSITIONAL[0]):
-        kinds["module"] = str
+    kinds = {option: of for option, of in (kind.kinds() | at_terminal(kind)).items() if dict not in members(of)}
     found: dict[str, list[str]] = {}
     free: list[str] = []
     rest = list(words)
@@ -181,13 +168,11 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
             continue
         flag, equals, value = word.partition("=")
         option = flag.removeprefix("--").replace("-", "_")
-        if f"{option}_" in kinds:  # `for` is a keyword of Python, so the option is called `for_`
-            option += "_"
         if option not in kinds or not flag.startswith("--"):
-            raise ValueError(_unknown(name, flag, [*kinds, "json", "help"]))
+            raise ValueError(_unknown(name, flag, [*kinds, "help"]))
         # Dropping the first value without a word would run something else than was typed.
         if option in found and option != "config":
-            raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
+            raise _twice(kind, option)
         values = [value] if equals else []
         if bool in members(kinds[option]) and not equals:
             # A word after a switch is the command's own where it has none yet: `--skip_bad MODEL`.
@@ -198,23 +183,32 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
         if not values:
             raise ValueError(f"{flag} has no value: give one, as {flag}=VALUE where it starts with a dash")
         found[option] = [*found.get(option, []), *values]
+    by_place = _by_place(name, free, found)
+    for option in by_place.keys() & found.keys():
+        raise _twice(kind, option)
+    return by_place | found
+
+
+def _by_place(name: str, free: list[str], found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The words without an option, by the options whose places they take."""
+    kind = config_of(name)
     places = list(kind.POSITIONAL)
     # The module stands for the model.
     if "module" in found and len(free) < len(places):
         places = places[1:]
-    by_place = {option: [word] for option, word in zip(places, free)}
-    if free and places and takes_several(kinds[places[0]]):
-        by_place = {places[0]: free}
-    elif len(free) > len(places):
+    if free and places and takes_several(kind.kinds()[places[0]]):
+        return {places[0]: free}
+    if len(free) > len(places):
         extra = " ".join(free[len(places) :])
         # `distill` takes its images without an option, so they are tried elsewhere too.
-        is_data = "data" in kinds and "data" not in found and Path(extra).expanduser().exists()
+        is_data = "data" in kind.kinds() and "data" not in found and Path(extra).expanduser().exists()
         hint = f": did you mean --data {extra}?" if is_data else f"; see raptor {name} --help"
         raise ValueError(f"unexpected {extra}{hint}")
-    for option in by_place:
-        if option in found:
-            raise ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
-    return by_place | found
+    return {option: [word] for option, word in zip(places, free)}
+
+
+def _twice(kind: type[Config], option: str) -> ValueError:
+    return ValueError(f"{shown(kind, option)} is given twice: leave out one of them")
 
 
 def _is_option(word: str) -> bool:

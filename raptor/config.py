@@ -77,10 +77,16 @@ _OPENING = ("weights", "trust_hub", "size", "pretrained", "teacher", "allow_othe
 
 @dataclass(kw_only=True)
 class Config:
-    """What all configs do. POSITIONAL are the options that may be given without their name, by their place."""
+    """What all configs do.
+
+    POSITIONAL are the options that may be given without their name, by their place. IN_PARALLEL are the commands that
+    share their images among the processes of torchrun: any other would do the same work in each, and write the same
+    files.
+    """
 
     title: ClassVar[str] = ""
     POSITIONAL: ClassVar[tuple[str, ...]] = ()
+    IN_PARALLEL: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         kinds = self.kinds()
@@ -101,6 +107,12 @@ class Config:
         # Bounds stand in Annotated, which get_type_hints takes off by default.
         hints = get_type_hints(cls, include_extras=True)
         return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def requires(cls, option: str) -> bool:
+        """Whether an option has to be given."""
+        # A class has no attribute for a field without a default.
+        return not hasattr(cls, option)
 
     @classmethod
     def of(cls, /, *positional: Any, **options: Any) -> Self:
@@ -133,6 +145,10 @@ class Opening(Config):
     trust_hub: bool = False
     """run the code of a torch.hub repository, for hub/REPO:ENTRY."""
 
+    def weights_name(self) -> str:
+        """What tells this model from the published one of its name, for the default folder of its results."""
+        return ""
+
 
 @dataclass(kw_only=True)
 class Sized(Opening):
@@ -152,7 +168,6 @@ class OpeningModel(Sized):
     """fetch published weights; false gives the same model untrained."""
 
     def weights_name(self) -> str:
-        """What tells this model from the published one of its name, for the default folder of its results."""
         if self.weights is not None:
             return Path(self.weights).stem
         # An untrained model once took the folder of the trained one: it was refused there, or replaced its results.
@@ -416,6 +431,28 @@ class OnSurrogate(Sized, OfTeacher, Measuring, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
+class AtTerminal(Config):
+    """Options of every command that are no arguments in Python."""
+
+    title = "terminal"
+
+    config: list[str] | None = None
+    """YAML files with options; what is typed wins."""
+    module: str | None = None
+    """FILE.py:NAME, a model of your own, or the teacher of a run; runs that file."""
+    json: bool = False
+    """print the result as JSON."""
+
+
+def at_terminal(kind: type[Config]) -> dict[str, Any]:
+    """The types of these options, as far as a command has them."""
+    kinds = AtTerminal.kinds()
+    if not kind.requires(kind.POSITIONAL[0]):  # it takes no model
+        del kinds["module"]
+    return kinds
+
+
+@dataclass(kw_only=True)
 class DemoConfig(OnDevice):
     """Phases to report on the built-in model, surrogate and scenes, without a network.
 
@@ -436,15 +473,14 @@ class ModelsConfig(Config):
 
     raptor models dinov2
     raptor models '*siglip*'
-    raptor models --for weights.pth
+    raptor models --weights weights.pth
     """
 
     POSITIONAL = ("filter",)
 
     filter: str = ""
     """a part of the name, or a pattern with `*`."""
-    # `for` is a keyword of Python. The command line leaves the underscore out.
-    for_: File | None = None
+    weights: File | None = None
     """only the timm models that this weight file fits."""
 
 
@@ -469,6 +505,7 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """
 
     POSITIONAL = ("models",)
+    IN_PARALLEL = True
 
     models: Models = field(kw_only=False)
     """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
@@ -508,6 +545,7 @@ class DistillConfig(OnModel, OnData, Recipe, Training, GivenHead, Running):
     """
 
     POSITIONAL = ("model", "data")
+    IN_PARALLEL = True
 
     k: Several | Target | None = None
     """number of tied blocks (3 unless `phases` are given), or `recovery=.95` (of a ridge probe) or `r2=.6` (at every
@@ -564,6 +602,8 @@ class EvaluateConfig(OnSurrogate):
     raptor evaluate runs/scenes-k3 --data scenes
     """
 
+    IN_PARALLEL = True
+
     shift: Sets | None = None
     """further sets of images, one row of results for each: data, or noise, blur, jpeg, contrast of the held-out images,
     with a severity of 1 to 5 as in noise:5 (3 by default)."""
@@ -584,6 +624,8 @@ class HeadConfig(OnSurrogate):
     raptor head runs/scenes-k3 --data scenes
     """
 
+    IN_PARALLEL = True
+
     budget: str = "60s"
     """of training: 60s, 5m, 300steps or 2epochs."""
     lr: Rate = 1e-3
@@ -596,6 +638,8 @@ class ProbeConfig(OnModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
 
     raptor probe runs/scenes-k3 --task depth --data scenes
     """
+
+    IN_PARALLEL = True
 
     task: Literal["classify", "segment", "depth"] = "classify"
     """classify, segment or depth. Segment and depth take scenes, ade20k:PATH or nyuv2:PATH as data."""
@@ -627,6 +671,8 @@ class DynamicsConfig(OnModel, OfTeacher, Measuring, GivenHead, Running):
     raptor dynamics scenes --data scenes
     raptor dynamics runs/scenes-k3 --data scenes
     """
+
+    IN_PARALLEL = True
 
     num_classes: NumberOrNone = 5
     """how many classes basins are drawn of: those with the most images; 0 leaves basins out."""
@@ -744,6 +790,8 @@ class StatesConfig(OnModel, OfTeacher, OnData, HeadClasses, Running):
     raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9
     """
 
+    IN_PARALLEL = True
+
     layers: list[int] | None = None
     """which states, 0 (after the embedding) to L; by default the last."""
     parts: list[Literal["attn", "attn_out", "mlp_out", "resid_mid"]] | None = None
@@ -837,6 +885,7 @@ class TeacherConfig(Training, Running):
     """
 
     POSITIONAL = ("shape", "data")
+    IN_PARALLEL = True
 
     shape: str = "vit_tiny_patch16_224"
     """a timm model name that gives the architecture; other options change its shape."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from raptor.certificate.shift import CorruptedImages, Corruption
-from raptor.commands.job import Job, chosen_phases
+from raptor.commands.job import SurrogateJob, chosen_phases
 from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import CorrectConfig
-from raptor.data.apart import check_apart
 from raptor.dynamics.tangents import untrained_like
 from raptor.progress import Progress
 from raptor.provenance import command
@@ -25,8 +23,6 @@ from raptor.recurrence.correct import (
 )
 from raptor.report.charts import Chart
 from raptor.report.tool import correct_charts
-from raptor.streaming import folder_of
-from raptor.vit.pair import open_pair
 from raptor.vit.view import ViT
 
 DROPPED = 0.3  # share of the patches that are replaced by their mean
@@ -73,34 +69,34 @@ def correct(config: CorrectConfig) -> Correcting:
     models, notes = _models(job, config)
     beside = None
     if config.beside is not None:
-        models["beside"] = _open_beside(job, config, config.beside)
-        source = folder_of(config.beside)
-        beside = str(source) if isinstance(source, str | Path) else models["beside"].name
+        models["beside"], beside = job.open_beside("beside")
+        # Corrections are compared by the number of their phase, so both must be cut alike.
+        if list(models["beside"].phases or ()) != list(job.phases):
+            raise ValueError(f"--beside {beside} is not a surrogate with the phases {job.phases}")
         notes.append(f"beside is {beside}")
     sides: dict[str, list[Correction]] = {}
     for side, vit in models.items():
-        bar = Progress(f"corrections of the {side}", None, "image passes")
         sides[side] = []
-        for phase in phases:
-            sides[side] += measure_corrections(
-                vit,
-                job.stream(progress=bar.update),
-                phase,
-                disturbances,
-                max_extra=config.extra,
-                phases=job.phases,
-                logits=job.read_out(vit),
-                precision=job.precision,
-                seed=config.seed,
-            )
-        bar.finish()
+        with Progress(f"corrections of the {side}", None, "image passes") as bar:
+            for phase in phases:
+                sides[side] += measure_corrections(
+                    vit,
+                    job.stream(progress=bar.update),
+                    phase,
+                    disturbances,
+                    max_extra=config.extra,
+                    phases=job.phases,
+                    logits=job.read_out(vit),
+                    precision=job.precision,
+                    seed=config.seed,
+                )
     measured = CorrectFile(**job.about(correct_findings(sides)), sides=sides, notes=notes, beside=beside)
     found = Correcting(measured, job.folder)
     found.save()
     return found
 
 
-def _models(job: Job, config: CorrectConfig) -> tuple[dict[str, ViT], list[str]]:
+def _models(job: SurrogateJob, config: CorrectConfig) -> tuple[dict[str, ViT], list[str]]:
     """The models that are compared, and why there is no untrained twin."""
     models = {"surrogate": job.surrogate, "teacher": job.teacher}
     try:
@@ -110,17 +106,3 @@ def _models(job: Job, config: CorrectConfig) -> tuple[dict[str, ViT], list[str]]
         # A module of one's own cannot be built anew with random weights. The other models are measured all the same.
         return models, [f"no untrained twin: {error}"]
     return models, []
-
-
-def _open_beside(job: Job, config: CorrectConfig, model: Any) -> ViT:
-    """The other surrogate, which was not trained on the images that are judged."""
-    # With the teacher that is open already, so that both surrogates are held against the same model.
-    other, _ = open_pair(model, teacher=job.teacher, allow_other_teacher=config.allow_other_teacher)
-    # Corrections are compared by the number of their phase, so both must be cut alike.
-    if other is None or list(other.phases or ()) != list(job.phases):
-        raise ValueError(f"--beside {model} is not a surrogate with the phases {job.phases}")
-    # On images that it was trained on it would look better than it is. Those of the job are of another run, or of none.
-    seen = replace(job.data, run=None).trained_on(folder_of(model), job.teacher.preprocess.size)
-    if seen is not None and job.data.split not in ("train", "all"):
-        check_apart(seen, job.judged, "training images", "name others with --data")
-    return other.to(job.device)

@@ -65,10 +65,9 @@ def depth(config: DepthConfig) -> Depth:
             side.rules = fitting_rules(side, fitting, config.seed, job.precision)
         else:
             side.rules = {word: parse_rule(word, side.vit.groups, side.read_out, config.seed) for word in config.exit}
-    bar = Progress("depth on demand", len(job.judged), "images")
     # In one call, because all rules of both models take turns on each batch: a machine that slows down does so for all.
-    points = measure_depth(sides, teacher, job.stream(progress=bar.update), job.precision, _ROUNDS)
-    bar.finish()
+    with Progress("depth on demand", len(job.judged), "images") as bar:
+        points = measure_depth(sides, teacher, job.stream(progress=bar.update), job.precision, _ROUNDS)
     measured = DepthFile(
         **job.about(depth_findings(points)),
         batch_size=job.batch_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +11,12 @@ from typing import Any
 
 import torch
 
-from raptor.certificate.heads import given_head, head_batches, resolve_head
+from raptor.certificate.heads import given_head
+from raptor.commands.job import Job
 from raptor.config import DynamicsConfig
-from raptor.data import ChosenData, ImageData, ImageStream, iterate
+from raptor.data import ChosenData, ImageData, ImageStream
 from raptor.data.split import part_read
-from raptor.devices import join_ranks, pick_device, pick_precision, seeded
+from raptor.devices import ONE_PROCESS
 from raptor.dynamics.findings import find
 from raptor.dynamics.interventions import Interventions, InterventionsFile, intervene
 from raptor.dynamics.measure import DynamicsFile, DynamicsResult, check_perturbable, measure_dynamics
@@ -25,14 +25,10 @@ from raptor.phases.cut import Phases, check_phases, find_phases
 from raptor.phases.similarity import measure_similarity
 from raptor.phases.study import DEFAULT_TOKENS, check_cuts
 from raptor.progress import Progress
-from raptor.provenance import Provenance, command
-from raptor.run import result_folder
-from raptor.streaming import Result, folder_of
-from raptor.subject import Subject, check_place
-from raptor.vit.pair import open_pair
-from raptor.vit.saved import check_folder_of
+from raptor.provenance import command
+from raptor.streaming import Result
+from raptor.subject import Subject
 from raptor.vit.trajectory import Trajectories
-from raptor.vit.view import ViT
 
 _TANGENT_IMAGES = 8  # at most: they take minutes
 
@@ -95,145 +91,144 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
 
     A run folder or another surrogate is measured beside its teacher.
     """
-    started = time.monotonic()
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    model, seed = config.model, config.seed
-    ranks = join_ranks(device)
-    # An untrained model gets the same weights on every rank and in every run.
-    with seeded(seed):
-        surrogate, main = open_pair(model, device=ranks.device, **config.opening())
+    job = Job(config)
+    ranks = job.ranks
+    surrogate, teacher = job.open_pair(config.model, config.seed)
     if config.stability or config.tangents:
         # Before images are opened: half-precision weights lose a small perturbation.
-        check_perturbable(main)
-    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "dynamics", config.weights_name()))
-    check_folder_of(folder, folder_of(model), surrogate, main)
+        check_perturbable(teacher)
+    job.about_models("dynamics", config.model, surrogate, teacher)
     if config.phases is not None:
-        check_phases(main, config.phases)
+        check_phases(teacher, config.phases)
     elif surrogate is None:
-        check_cuts(main, [config.k])
+        check_cuts(teacher, [config.k])
     if config.head_file is not None:
         # Opened once more where it is used. Here a head that takes other features is told before anything is measured.
-        given_head(config.head_file, main)
-    data = ChosenData.of(folder_of(model), vars(config), main.classes, main.num_classes)
+        given_head(config.head_file, teacher)
+    training = _choose_images(job)
+    batches = job.stream()
+    # One cut for both sides, so that their numbers can be compared phase by phase.
+    cut = _choose_phases(job, batches)
+    chosen = choose_classes(job.judged, config.num_classes)
+    facts: dict[str, Any] = dict(
+        data=job.data.name,
+        split=part_read(job.data.split, job.judged.parts),
+        image_size=teacher.preprocess.size,
+        phases=list(cut.lengths),
+        class_names=_class_names(job.judged, chosen),
+        seed=config.seed,
+        subject=job.subject,
+    )
+    measured = _measure(job, batches, cut, chosen, facts)
+    # Written now: an interruption of what follows does not lose it.
+    ranks.first(lambda: _write(measured, job.folder))
+    # Without the unreadable images, so that none of the few that are chosen below is missing.
+    bad = set(measured.bad_images)
+    few = job.judged.select([i for i, name in enumerate(job.judged.names) if name not in bad]) if bad else job.judged
+    changed = None
+    if config.interventions:
+        changed = _intervene(job, few, training, cut, facts)
+    tangents = None
+    if config.tangents:
+        tangents = _compare_tangents(job, few, cut, facts)
+    figures = ranks.first(lambda: _write_rest(measured, changed, tangents, job.folder))
+    return Dynamics(measured, changed, tangents, job.folder, figures)
+
+
+def _choose_images(job: Job) -> ImageData | None:
+    """Choose what is measured, and give the training images where a head may be fitted for the interventions."""
+    config = job.config
+    size = job.teacher.preprocess.size
+    data = ChosenData.of(job.source, vars(config), job.teacher.classes, job.teacher.num_classes)
     # A ridge head is fitted on training images, which then must not be among those that are measured.
     training = None
-    may_fit = config.interventions and not main.num_classes and config.head_file is None
+    may_fit = config.interventions and job.fits_head
     if may_fit:
         with suppress(ValueError):  # only held-out images: no head is fitted, and the reason comes with the results
-            training = data.training(None, main.preprocess.size)
+            training = data.training(None, size)
     is_unlabelled = training is not None and training.labels is None
     # Where nothing is fitted no image has to be held out, so a plain folder is measured whole.
-    if config.split is None and surrogate is None and (is_unlabelled or not may_fit):
+    if config.split is None and job.surrogate is None and (is_unlabelled or not may_fit):
         data = replace(data, split="own")
     fitted = None if is_unlabelled else training
-    images = data.judged(config.num_images, main.preprocess.size, also=fitted)
-    subject = ranks.first(lambda: Subject.of(main, images, surrogate))
-    # A refusal to replace a result comes now, and not after minutes of measuring.
-    ranks.first(lambda: check_place(folder, subject, DynamicsFile.FILE, InterventionsFile.FILE))
-    batches = iterate(
-        images,
-        main.preprocess,
-        config.batch_size,
-        device=ranks.device,
-        num_workers=config.num_workers,
-        ranks=ranks,
-    )
-    # One cut for both sides, so that their numbers can be compared phase by phase.
-    cut = _choose_phases(main, surrogate, batches, config.k, config.phases, precision)
-    chosen = choose_classes(images, config.num_classes)
+    job.data = data
+    job.judge(data.judged(config.num_images, size, also=fitted), DynamicsFile.FILE, InterventionsFile.FILE)
+    return training
+
+
+def _measure(
+    job: Job, batches: ImageStream, cut: Phases, chosen: list[int] | None, facts: dict[str, Any]
+) -> DynamicsFile:
+    """dynamics.json: both sides on the same images. chosen: the classes whose basins are drawn."""
+    config = job.config
     sides: dict[str, DynamicsResult] = {}
-    for side, vit in (("teacher", main), ("surrogate", surrogate)):
-        if vit is None:
-            continue
-        bar = Progress(f"dynamics of {vit.name}", None, "image passes")
-        found = measure_dynamics(
-            vit,
-            batches,
-            num_images=batches.num_images,
-            phases=cut,
-            classes=chosen,
-            stability_images=config.sample_images if config.stability else 0,
-            rank_images=config.sample_images,
-            eps=config.eps,
-            perturbation=config.perturbation,
-            precision=precision,
-            seed=seed,
-            progress=bar.update,
-        )
-        bar.finish()
+    for side, vit in job.sides.items():
+        with Progress(f"dynamics of {vit.name}", None, "image passes") as bar:
+            found = measure_dynamics(
+                vit,
+                batches,
+                num_images=batches.num_images,
+                phases=cut,
+                classes=chosen,
+                stability_images=config.sample_images if config.stability else 0,
+                rank_images=config.sample_images,
+                eps=config.eps,
+                perturbation=config.perturbation,
+                precision=job.precision,
+                seed=config.seed,
+                progress=bar.update,
+            )
         if chosen is None and config.num_classes:
             found.notes.append("no basins: the data has fewer than two classes with two images")
         found.findings = find(found, cut)
         sides[side] = found
-    facts: dict[str, Any] = dict(
-        data=data.name,
-        split=part_read(data.split, images.parts),
-        image_size=main.preprocess.size,
-        phases=list(cut.lengths),
-        class_names=_class_names(images, chosen),
-        seed=seed,
-        subject=subject,
-    )
-    measured = DynamicsFile(
+    return DynamicsFile(
         sides["teacher"],
         sides.get("surrogate"),
         num_images=sides["teacher"].num_images,
         bad_images=batches.bad_images(),
-        provenance=Provenance.since(started, device),
+        provenance=job.provenance(),
         **facts,
     )
-    # Written now: an interruption of what follows does not lose it.
-    ranks.first(lambda: _write(measured, folder))
-    # Without the unreadable images, so that none of the few that are chosen below is missing.
-    bad = set(measured.bad_images)
-    few = images.select([i for i, name in enumerate(images.names) if name not in bad]) if bad else images
-    changed = None
-    if config.interventions:
-        to_fit = None
-        if training is not None:
-            num_workers = config.num_workers
-            to_fit = head_batches(
-                main, training, config.batch_size, head_images=config.train_images, num_workers=num_workers, ranks=ranks
-            )
-        head, reason = resolve_head(
-            main,
-            to_fit,
-            file=config.head_file,
-            cache=folder / "head.safetensors",
-            head_images=config.train_images,
-            precision=precision,
-        )
-        some = iterate(few, main.preprocess, config.batch_size, device=ranks.device, limit=config.sample_images)
-        # Read once and sent to all: every rank gives the same images to `intervene`, which shares the pairs of blocks.
-        shown = ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
-        parts = intervene(main, surrogate, shown, cut, head, ranks)
-        changed = InterventionsFile(
-            parts["teacher"],
-            parts.get("surrogate"),
-            findings=_findings(parts, subject),
-            head=reason,
-            num_images=len(shown),
-            provenance=Provenance.since(started, device),
-            **facts,
-        )
-    tangents = None
-    if config.tangents:
-        num_tangents = min(_TANGENT_IMAGES, config.sample_images)
-        some = iterate(few, main.preprocess, TANGENT_BATCH, device=ranks.device, limit=num_tangents)
-        stability, notes = ranks.first(lambda: compare_tangents(main, surrogate, list(some), cut, seed))
-        tangents = TangentsFile(
-            stability["teacher"],
-            stability.get("surrogate"),
-            stability.get("twin"),
-            findings=_findings(stability, subject),
-            notes=notes,
-            num_images=stability["teacher"].jacobians.num_images,
-            provenance=Provenance.since(started, device),
-            **facts,
-        )
-    figures = ranks.first(lambda: _write_rest(measured, changed, tangents, folder))
-    return Dynamics(measured, changed, tangents, folder, figures)
+
+
+def _intervene(
+    job: Job, images: ImageData, training: ImageData | None, cut: Phases, facts: dict[str, Any]
+) -> InterventionsFile:
+    """interventions.json: what changes where layers are swapped or run longer."""
+    head = job.choose_head(training)
+    some = job.stream(images, limit=job.config.sample_images, ranks=ONE_PROCESS)
+    # Read once and sent to all: every rank gives the same images to `intervene`, which shares the pairs of blocks.
+    shown = job.ranks.first(lambda: torch.cat([batch.images.cpu() for batch in some]))
+    parts = intervene(job.teacher, job.surrogate, shown, cut, head, job.ranks)
+    return InterventionsFile(
+        parts["teacher"],
+        parts.get("surrogate"),
+        findings=_findings(parts, job.subject),
+        head=job.head_source,
+        num_images=len(shown),
+        provenance=job.provenance(),
+        **facts,
+    )
+
+
+def _compare_tangents(job: Job, images: ImageData, cut: Phases, facts: dict[str, Any]) -> TangentsFile:
+    """tangents.json: how small differences grow along depth, beside an untrained twin."""
+    num_images = min(_TANGENT_IMAGES, job.config.sample_images)
+    some = job.stream(images, batch_size=TANGENT_BATCH, limit=num_images, ranks=ONE_PROCESS)
+    sides, notes = job.ranks.first(
+        lambda: compare_tangents(job.teacher, job.surrogate, list(some), cut, job.config.seed)
+    )
+    return TangentsFile(
+        sides["teacher"],
+        sides.get("surrogate"),
+        sides.get("twin"),
+        findings=_findings(sides, job.subject),
+        notes=notes,
+        num_images=sides["teacher"].jacobians.num_images,
+        provenance=job.provenance(),
+        **facts,
+    )
 
 
 def _findings(sides: Mapping[str, Interventions | Tangents], subject: Subject) -> list[str]:
@@ -267,23 +262,22 @@ def _write_rest(
     return written
 
 
-def _choose_phases(
-    teacher: ViT, surrogate: ViT | None, batches: ImageStream, k: int, phases: Sequence[int] | None, precision: str
-) -> Phases:
+def _choose_phases(job: Job, batches: ImageStream) -> Phases:
     """Phase lengths: those given, else the surrogate's, else max-cut on the model's own similarity."""
-    if phases is not None:
-        return check_phases(teacher, phases)
-    if surrogate is not None and surrogate.phases is not None:
-        return Phases.from_lengths(surrogate.phases)
+    teacher = job.teacher
+    if job.config.phases is not None:
+        return check_phases(teacher, job.config.phases)
+    if job.surrogate is not None and job.surrogate.phases is not None:
+        return Phases.from_lengths(job.surrogate.phases)
     similarity = measure_similarity(
-        Trajectories(teacher, batches, precision),
+        Trajectories(teacher, batches, job.precision),
         teacher.num_layers,
         teacher.groups,
         # A cut reads cosines only, so CKA is left out.
         cka_features=None,
         model=teacher.name,
     )
-    return batches.ranks.first(lambda: find_phases(similarity.matrices[DEFAULT_TOKENS], k))
+    return job.ranks.first(lambda: find_phases(similarity.matrices[DEFAULT_TOKENS], job.config.k))
 
 
 def choose_classes(data: ImageData, num: int) -> list[int] | None:

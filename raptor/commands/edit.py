@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from raptor.commands.job import Job, chosen_phases
+from raptor.commands.job import SurrogateJob, chosen_phases
 from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import EditConfig
 from raptor.progress import Progress
@@ -51,17 +51,15 @@ def edit(config: EditConfig) -> Editing:
     sides: dict[str, list[EditResult]] = {}
     for side, vit in (("surrogate", job.surrogate), ("teacher", job.teacher)):
         read_out = job.read_out(vit)
-        bar = Progress(f"class means of the {side}", len(fitted), "images")
-        means = class_means(vit, job.stream(fitted, bar.update), ends, read_out, job.precision)
-        bar.finish()
-        bar = Progress(f"edits of the {side}", None, "image passes")
+        with Progress(f"class means of the {side}", len(fitted), "images") as bar:
+            means = class_means(vit, job.stream(fitted, bar.update), ends, read_out, job.precision)
         sides[side] = []
-        for phase in phases:
-            batches = job.stream(progress=bar.update)
-            sides[side].append(
-                measure_edit(vit, batches, means, to, phase, job.phases, read_out, config.seed, job.precision)
-            )
-        bar.finish()
+        with Progress(f"edits of the {side}", None, "image passes") as bar:
+            for phase in phases:
+                batches = job.stream(progress=bar.update)
+                sides[side].append(
+                    measure_edit(vit, batches, means, to, phase, job.phases, read_out, config.seed, job.precision)
+                )
     measured = EditFile(
         **job.about(edit_findings(sides)),
         to=to,
@@ -75,14 +73,14 @@ def edit(config: EditConfig) -> Editing:
     return found
 
 
-def _class_names(job: Job) -> list[str]:
+def _class_names(job: SurrogateJob) -> list[str]:
     """The classes of the head, by their numbers where nothing names them."""
     assert job.head is not None
     names = job.head.classes or job.teacher.classes
     return list(names or map(str, range(job.head.num_classes)))
 
 
-def _class_number(job: Job, wanted: str | None) -> int:
+def _class_number(job: SurrogateJob, wanted: str | None) -> int:
     names = _class_names(job)
     some = ", ".join(names[:3])
     if wanted is None:

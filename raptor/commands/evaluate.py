@@ -12,20 +12,18 @@ from raptor.certificate.complexity import levin_bounds
 from raptor.certificate.measure import certify
 from raptor.certificate.rate import Complexity, has_matrices, measure_rates
 from raptor.certificate.refit import HeadFit, Refitted
-from raptor.certificate.shift import CorruptedImages, Corruption, measure_shift
+from raptor.certificate.shift import CorruptedImages, measure_shift
 from raptor.certificate.stitching import stitch
 from raptor.certificate.verdict import Training, read_training
-from raptor.commands.job import Job, open_job
+from raptor.commands.job import SurrogateJob, open_job
 from raptor.config import EvaluateConfig
-from raptor.data import ImageData, ImageStream, open_data
+from raptor.data import ImageStream
 from raptor.data.apart import check_apart
 from raptor.progress import Progress
-from raptor.provenance import Provenance, command
+from raptor.provenance import command
 from raptor.report.strips import add_pictures
 from raptor.streaming import Result, folder_of
-from raptor.vit.pair import OTHER_TEACHER, open_pair
-from raptor.vit.saved import describe_surrogate
-from raptor.vit.view import ViT
+from raptor.vit.pair import OTHER_TEACHER
 
 _NULL_MODEL_IMAGES = 1000
 
@@ -88,9 +86,17 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         Complexity.FILE,
         train_images=config.train_images or _NULL_MODEL_IMAGES,
     )
+    assert job.fitted is not None
     # Opened here too, so that a wrong name is told before anything is measured.
-    autonomous = _open_autonomous(job, config)
-    shifted = _shifted_sets(job, config)
+    autonomous = None
+    if config.autonomous is not None:
+        autonomous, name_of_autonomous = job.open_beside("autonomous")
+        check_autonomous(autonomous, job.surrogate, f"--autonomous {name_of_autonomous}")
+    shifted = job.open_sets("shift", job.judged)
+    for data in shifted.values():
+        if not isinstance(data, CorruptedImages):
+            # A set that holds training images would not be unseen.
+            check_apart(job.fitted, data)
     head = job.find_head(required=False)
     measuring: dict[str, Any] = {"head": head, "precision": job.precision, "seed": config.seed}
     notes: list[str] = []
@@ -104,18 +110,17 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
             autonomous,
             job.teacher,
             job.stream(),
-            name=str(_source(config.autonomous) or autonomous.name),
+            name=name_of_autonomous,
             training=_training_of(config.autonomous),
             **measuring,
         )
     # Last, because each set costs as much as the certificate itself without null models.
     for name, data in shifted.items():
-        bar = Progress(f"shift to {name}", None, "images")
-        batches = job.stream(data, bar.update)
-        row = measure_shift(job.surrogate, job.teacher, batches, name=name, refitted=refitted, **measuring)
-        certificate.shift.append(row)
-        bar.finish()
-    about = Provenance.since(job.started, job.device)
+        with Progress(f"shift to {name}", None, "images") as bar:
+            batches = job.stream(data, bar.update)
+            row = measure_shift(job.surrogate, job.teacher, batches, name=name, refitted=refitted, **measuring)
+            certificate.shift.append(row)
+    about = job.provenance()
     found = Evaluation(
         replace(certificate, data=job.data.name, bad_images=job.bad_images(), provenance=about),
         replace(complexity, provenance=about),
@@ -125,22 +130,23 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     return found
 
 
-def _certify(job: Job, config: EvaluateConfig, refitted: Refitted | None, measuring: dict[str, Any]) -> Certificate:
+def _certify(
+    job: SurrogateJob, config: EvaluateConfig, refitted: Refitted | None, measuring: dict[str, Any]
+) -> Certificate:
     """The certificate, with stitching."""
     assert job.fitted is not None
-    bar = Progress("certificate", config.num_images, "images")
-    certificate = certify(
-        job.surrogate,
-        job.teacher,
-        job.stream(progress=bar.update),
-        eps=config.eps,
-        train_batches=job.stream(job.fitted),
-        training=_training_of(config.run),
-        split=job.data.split,
-        refitted=refitted,
-        **measuring,
-    )
-    bar.finish()  # skipped images leave it below its total
+    with Progress("certificate", config.num_images, "images") as bar:
+        certificate = certify(
+            job.surrogate,
+            job.teacher,
+            job.stream(progress=bar.update),
+            eps=config.eps,
+            train_batches=job.stream(job.fitted),
+            training=_training_of(config.run),
+            split=job.data.split,
+            refitted=refitted,
+            **measuring,
+        )
     certificate.notes.append(f"head: {job.head_source}")
     if certificate.definition is not None:
         # The worst images keep their pictures in the file, so that a page needs no model to show them.
@@ -153,13 +159,13 @@ def _certify(job: Job, config: EvaluateConfig, refitted: Refitted | None, measur
     return certificate
 
 
-def _sample(job: Job, config: EvaluateConfig) -> ImageStream:
+def _sample(job: SurrogateJob, config: EvaluateConfig) -> ImageStream:
     """The images that stitching, and rate and distortion, are measured on."""
     # Spread over the data, because the first images of a folder are of one class.
     return job.stream(job.judged.select(job.judged.sample(min(config.sample_images, config.num_images))))
 
 
-def _measure_complexity(job: Job, config: EvaluateConfig, certificate: Certificate) -> Complexity:
+def _measure_complexity(job: SurrogateJob, config: EvaluateConfig, certificate: Certificate) -> Complexity:
     bounds = levin_bounds(job.surrogate, job.teacher)
     complexity = Complexity(
         fp32=bounds["fp32"],
@@ -177,7 +183,7 @@ def _measure_complexity(job: Job, config: EvaluateConfig, certificate: Certifica
     return complexity
 
 
-def _refitted_head(job: Job, notes: list[str]) -> Refitted | None:
+def _refitted_head(job: SurrogateJob, notes: list[str]) -> Refitted | None:
     """Norm and head that `raptor head` left in the folder; `notes` says where they are not of the same head."""
     if not (job.folder / HeadFit.FILE).is_file():
         return None
@@ -191,56 +197,8 @@ def _refitted_head(job: Job, notes: list[str]) -> Refitted | None:
 
 
 def _training_of(run: Any) -> Training | None:
-    source = _source(run)
-    return None if source is None else read_training(Path(source))
-
-
-def _source(run: Any) -> str | Path | None:
-    """Where a surrogate was opened from; None for an opened one."""
     source = folder_of(run)
-    return source if isinstance(source, str | Path) else None
-
-
-def _open_autonomous(job: Job, config: EvaluateConfig) -> ViT | None:
-    """The autonomous surrogate, made from the same teacher."""
-    run = config.autonomous
-    if run is None:
-        return None
-    name = f"--autonomous {_source(run) or getattr(run, 'name', 'model')}"
-    if describe_surrogate(folder_of(run)) is None:
-        raise ValueError(f"{name} is no surrogate: name a run of raptor distill")
-    # The teacher is handed over, so that it is opened once and both surrogates are held against it.
-    other, _ = open_pair(
-        run,
-        teacher=job.teacher,
-        allow_other_teacher=config.allow_other_teacher,
-        device=job.device,
-        trust_hub=config.trust_hub,
-    )
-    assert other is not None
-    check_autonomous(other, job.surrogate, name)
-    return other
-
-
-def _shifted_sets(job: Job, config: EvaluateConfig) -> dict[str, ImageData]:
-    """The sets of --shift by their names: the judged images corrupted, and other data without the training images."""
-    assert job.fitted is not None
-    asked = config.shift or []
-    if not isinstance(asked, list | tuple):
-        asked = [asked]
-    found: dict[str, ImageData] = {}
-    for one in asked:
-        corruption = Corruption.parse(one) if isinstance(one, str) else None
-        if corruption is not None:
-            found[str(corruption)] = CorruptedImages(job.judged, corruption)
-            continue
-        # `own`: the set's validation part, or all of it. Its labels play no part, so that any classes will do.
-        size = job.teacher.preprocess.size
-        data = open_data(one, "own", limit=config.num_images, size=size, skip_bad=config.skip_bad)
-        # A set that holds training images would not be unseen.
-        check_apart(job.fitted, data)
-        found[data.name] = data
-    return found
+    return read_training(Path(source)) if isinstance(source, str | Path) else None
 
 
 def _write(found: Evaluation) -> None:

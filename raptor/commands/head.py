@@ -13,7 +13,7 @@ from raptor.commands.job import open_job
 from raptor.config import HeadConfig
 from raptor.data.stream import TrainStream
 from raptor.progress import Progress
-from raptor.provenance import Provenance, command
+from raptor.provenance import command
 from raptor.streaming import Result
 from raptor.train.refit import fit_head
 from raptor.train.stage import Budget
@@ -67,20 +67,19 @@ def head(config: HeadConfig) -> FittedHead:
     num_steps = None
     if budget.unit != "s":
         num_steps = budget.num_steps(stream.steps_per_epoch, 1.0, float)
-    bar = Progress("head", num_steps, "steps")
-    refitted, losses = fit_head(
-        surrogate,
-        teacher,
-        stream,
-        own,
-        lr=config.lr,
-        num_steps=num_steps,
-        seconds=budget.amount,
-        precision=job.precision,
-        progress=bar.update,
-        ranks=ranks,
-    )
-    bar.finish()
+    with Progress("head", num_steps, "steps") as bar:
+        refitted, losses = fit_head(
+            surrogate,
+            teacher,
+            stream,
+            own,
+            lr=config.lr,
+            num_steps=num_steps,
+            seconds=budget.amount,
+            precision=job.precision,
+            progress=bar.update,
+            ranks=ranks,
+        )
     # One pass, in which both heads read the same states.
     found = follow(surrogate, teacher, job.stream(), own, job.precision, refitted=refitted)
 
@@ -102,7 +101,7 @@ def head(config: HeadConfig) -> FittedHead:
             num_judged=len(job.judged),
             data=job.data.name,
             split=job.data.split,
-            provenance=Provenance.since(job.started, ranks.device),
+            provenance=job.provenance(),
             subject=job.subject,
         )
         # The weights first: a head.json without them would be worse than none.

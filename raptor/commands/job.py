@@ -1,17 +1,19 @@
-"""What commands about a surrogate open: both models, the images they are judged on, and the head that judges."""
+"""What a command works with: models, images, a head and the folder of its results, opened and checked beforehand."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from raptor.certificate.heads import Head, head_batches, head_outputs, resolve_head
+from raptor.certificate.shift import CorruptedImages, Corruption
 from raptor.config import OnSurrogate
-from raptor.data import ChosenData, ImageData, ImageStream, iterate
+from raptor.data import ChosenData, ImageData, ImageStream, iterate, open_data
 from raptor.data.apart import check_apart
 from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
 from raptor.phases.cut import Phases
@@ -21,58 +23,98 @@ from raptor.run import result_folder
 from raptor.streaming import folder_of
 from raptor.subject import Subject, check_place
 from raptor.vit.on_demand import ReadOut
-from raptor.vit.pair import open_pair
-from raptor.vit.saved import check_folder_of
+from raptor.vit.pair import Pair, open_pair, open_studied
+from raptor.vit.saved import check_folder_of, describe_surrogate
 from raptor.vit.view import ViT
 
 
-@dataclass
 class Job:
-    """A surrogate and its teacher, opened and checked.
+    """One call of a command about a model. It is filled in three steps: `Job`, `about_models`, `judge`.
 
     Attributes:
-        data: the images that the options choose; `judged` are those that both models are judged on.
-        fitted: training images, where the command fits something.
-        batch_size: of every stream.
-        head: of both models; `head_source` says which one it is, or why there is none.
+        config: the options of the command.
+        source: the model or run that was named: a name, a folder or an open model.
+        teacher: the model; the teacher where there is a `surrogate` beside it.
+        folder: where the results go.
+        data: the images that the options choose; `judged` are those that are measured.
+        subject: of the results.
+        head: for accuracy and agreement; `head_source` says which one it is, or why there is none.
     """
 
-    config: OnSurrogate
-    surrogate: ViT
+    source: Any
     teacher: ViT
+    surrogate: ViT | None
+    folder: Path
     data: ChosenData
     judged: ImageData
-    fitted: ImageData | None
-    folder: Path
-    precision: str
-    batch_size: int
-    ranks: Ranks
     subject: Subject
-    started: float
-    head: Head | None = None
-    head_source: str = ""
-    _streams: list[ImageStream] = field(default_factory=list)
 
-    @property
-    def phases(self) -> Phases:
-        assert self.surrogate.phases is not None
-        return Phases.from_lengths(self.surrogate.phases)
+    def __init__(self, config: Any) -> None:
+        self.started = time.monotonic()
+        self.config = config
+        device = pick_device(config.device)
+        self.precision = pick_precision(config.precision, device)
+        self.ranks = join_ranks(device) if config.IN_PARALLEL else Ranks(device=torch.device(device))
+        # Without a number time is measured: a CPU with its small cache wants few images, a GPU many.
+        self.batch_size = config.batch_size or (256 if device == "cuda" else 8)
+        self.head: Head | None = None
+        self.head_source = ""
+        self._streams: list[ImageStream] = []
 
     @property
     def device(self) -> torch.device:
         return self.ranks.device
 
-    def stream(self, images: ImageData | None = None, progress: Any = None) -> ImageStream:
-        """Batches of `images`, by default of those that are judged."""
-        stream = iterate(
-            self.judged if images is None else images,
-            self.teacher.preprocess,
-            self.batch_size,
-            device=self.device,
-            num_workers=self.config.num_workers,
-            progress=progress,
-            ranks=self.ranks,
-        )
+    @property
+    def sides(self) -> dict[str, ViT]:
+        """The teacher and, where there is one, the surrogate."""
+        found = {"teacher": self.teacher}
+        if self.surrogate is not None:
+            found["surrogate"] = self.surrogate
+        return found
+
+    def open_pair(self, source: Any, seed: int = 0, **changes: Any) -> Pair:
+        """A surrogate and its teacher, or a single model, opened as the options say except for `changes`."""
+        # An untrained model gets the same weights on every rank and in every run.
+        with seeded(seed):
+            return open_pair(source, device=self.device, **{**self.config.opening(), **changes})
+
+    def open_studied(self, source: Any) -> ViT:
+        """The only model of a command that looks at one: of a run its surrogate."""
+        with seeded():
+            return open_studied(source, device=self.device, **self.config.opening())
+
+    def about_models(
+        self, command: str, source: Any, surrogate: ViT | None, teacher: ViT, folder: Path | None = None
+    ) -> None:
+        """The models that the results are about, and with them the folder: by default that of the run."""
+        # The result of a distillation stands for its folder.
+        self.source = folder_of(source)
+        self.surrogate = surrogate
+        self.teacher = teacher
+        if folder is None:
+            names = (self.config.out, self.source, command, self.config.weights_name())
+            folder = self.ranks.first(lambda: result_folder(*names))
+        self.folder = folder
+        check_folder_of(folder, self.source, surrogate, teacher)
+
+    def judge(self, images: ImageData, *files: str) -> None:
+        """The images that are measured, and with them the subject of `files`, which may not replace another's."""
+        self.judged = images
+        self.subject = self.ranks.first(lambda: Subject.of(self.teacher, images, self.surrogate))
+        # An hour later a refusal to replace a result would be of little use.
+        self.ranks.first(lambda: check_place(self.folder, self.subject, *files))
+
+    def stream(self, images: Any = None, progress: Any = None, **options: Any) -> ImageStream:
+        """Batches of `images`, by default of those that are judged. `options` are those of `iterate`."""
+        settings = {
+            "batch_size": self.batch_size,
+            "device": self.device,
+            "num_workers": self.config.num_workers,
+            "progress": progress,
+            "ranks": self.ranks,
+        }
+        stream = iterate(self.judged if images is None else images, self.teacher.preprocess, **{**settings, **options})
         # A stream knows its bad images only after it was read.
         self._streams.append(stream)
         return stream
@@ -84,29 +126,62 @@ class Job:
             bad.update(stream.bad_images())
         return sorted(bad)
 
-    def find_head(self, required: bool = True) -> Head | None:
-        """The head that judges; a ridge head where the teacher has none. ValueError where a required one is missing."""
+    @property
+    def fits_head(self) -> bool:
+        """Whether the head that judges has to be fitted."""
+        return self.config.head_file is None and not self.teacher.num_classes
+
+    def choose_head(self, training: ImageData | None) -> Head | None:
+        """The head that judges: that of a file, the model's own, or a ridge head fitted on `training`."""
         config = self.config
-        train = None
-        if config.head_file is None and not self.teacher.num_classes:
-            size = self.teacher.preprocess.size
-            train = head_batches(
+        batches = None
+        if training is not None:
+            batches = head_batches(
                 self.teacher,
-                self.data.labelled(self.data.training(None, size), self.judged, size),
+                training,
                 self.batch_size,
                 head_images=config.train_images,
                 num_workers=config.num_workers,
                 ranks=self.ranks,
             )
-            self._streams.append(train)
+            self._streams.append(batches)
         self.head, self.head_source = resolve_head(
             self.teacher,
-            train,
+            batches,
             file=config.head_file,
             cache=self.folder / "head.safetensors",
             head_images=config.train_images,
             precision=self.precision,
         )
+        return self.head
+
+    def provenance(self) -> Provenance:
+        return Provenance.since(self.started, self.device)
+
+
+class SurrogateJob(Job):
+    """A job about a surrogate and its teacher.
+
+    Attributes:
+        fitted: training images, where the command fits something.
+    """
+
+    surrogate: ViT
+    judged: ImageData
+    fitted: ImageData | None = None
+
+    @property
+    def phases(self) -> Phases:
+        assert self.surrogate.phases is not None
+        return Phases.from_lengths(self.surrogate.phases)
+
+    def find_head(self, required: bool = True) -> Head | None:
+        """The head that judges; a ridge head where the teacher has none. ValueError where a required one is missing."""
+        training = None
+        if self.fits_head:
+            size = self.teacher.preprocess.size
+            training = self.data.labelled(self.data.training(None, size), self.judged, size)
+        self.choose_head(training)
         if required and self.head is None:
             reason = self.head_source.removeprefix("no accuracy or agreement: ")
             raise ValueError(f"{reason}: give --head_file, or --data with labels")
@@ -125,6 +200,54 @@ class Job:
             check_apart(found, self.judged)
         return found
 
+    def open_beside(self, option: str) -> tuple[ViT, str]:
+        """The other surrogate of the same teacher that an option names, and its name."""
+        given = getattr(self.config, option)
+        source = folder_of(given)
+        if describe_surrogate(source) is None:
+            shown = source if isinstance(source, str | Path) else getattr(source, "name", "model")
+            raise ValueError(f"--{option} {shown} is no surrogate: name a run of raptor distill")
+        # The teacher is handed over, so that it is opened once and both surrogates are held against it.
+        other, _ = open_pair(
+            given,
+            teacher=self.teacher,
+            allow_other_teacher=self.config.allow_other_teacher,
+            device=self.device,
+            trust_hub=self.config.trust_hub,
+        )
+        assert other is not None
+        # On images that it was trained on it would look better than it is. Those of the job are of another run, or of
+        # none.
+        seen = replace(self.data, run=None).trained_on(source, self.teacher.preprocess.size)
+        if seen is not None and self.data.split not in ("train", "all"):
+            check_apart(seen, self.judged, "training images", "name others with --data")
+        return other, str(source) if isinstance(source, str | Path) else other.name
+
+    def open_sets(self, option: str, judged: ImageData, attacks: Sequence[str] = ()) -> dict[str, ImageData]:
+        """The sets of images of an option by their names: corruptions of the judged images, or other data.
+
+        Under the name of one of `attacks` stand the judged images, from which it begins.
+        """
+        asked = getattr(self.config, option) or []
+        found: dict[str, ImageData] = {}
+        for one in asked if isinstance(asked, list | tuple) else [asked]:
+            corruption = Corruption.parse(one) if isinstance(one, str) else None
+            if corruption is not None:
+                name = str(corruption)
+                data: ImageData = CorruptedImages(judged, corruption)
+            elif isinstance(one, str) and one in attacks:
+                name = one
+                data = judged
+            else:
+                # `own`: the set's validation part, or all of it. Labels play no part, so that any classes will do.
+                size = self.teacher.preprocess.size
+                data = open_data(one, "own", limit=self.config.num_images, size=size, skip_bad=self.config.skip_bad)
+                name = data.name
+            if name in found:
+                raise ValueError(f"--{option} names two sets {name}: give each once, under a name of its own")
+            found[name] = data
+        return found
+
     def about(self, findings: list[str]) -> dict[str, Any]:
         """The first entries of a tool's result file."""
         return {
@@ -136,28 +259,24 @@ class Job:
             "image_size": self.teacher.preprocess.size,
             "num_images": len(self.judged),
             "findings": findings,
-            "provenance": Provenance.since(self.started, self.device),
+            "provenance": self.provenance(),
         }
 
 
-def open_job(
-    config: OnSurrogate, name: str, *files: str, train_images: int | None = 0, in_parallel: bool = True
-) -> Job:
-    """Open and check everything before anything is measured.
+def open_job(config: OnSurrogate, command: str, *files: str, train_images: int | None = 0) -> SurrogateJob:
+    """Open and check a surrogate, its teacher and their images before anything is measured.
 
-    name: of the command; `files` are the names of its result files.
+    files: names of the result files of the command.
     train_images: how many images are fitted on, None for all; 0 where nothing is fitted.
-    in_parallel: whether the processes that torchrun started share the images.
     """
-    started = time.monotonic()
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    ranks = join_ranks(device) if in_parallel else Ranks(device=torch.device(device))
-    surrogate, teacher = open_both(config, ranks.device)
-    # The result of a distillation stands for its folder.
+    job = SurrogateJob(config)
+    surrogate, teacher = job.open_pair(config.run, config.seed)
     source = folder_of(config.run)
-    folder = ranks.first(lambda: result_folder(config.out, source, name))
-    check_folder_of(folder, source, surrogate, teacher)
+    if surrogate is None:
+        name = source if isinstance(source, str | Path) else None
+        words = name or teacher.opened.model or module_option(Provenance.here().module)
+        raise ValueError(f"{name or teacher.name} is no surrogate: make one with raptor distill {words}")
+    job.about_models(command, source, surrogate, teacher)
     # Labels are numbered as the outputs of the head that judges, which may be that of a file.
     num_classes, names = head_outputs(teacher, config.head_file)
     data = ChosenData.of(source, vars(config), names, num_classes)
@@ -178,29 +297,13 @@ def open_job(
     judged = data.judged(config.num_images, size, like=like, also=other)
     if data.classes is not None and config.head_file is None:
         # --classes names the outputs of the head that judges, which is the file's where there is one.
-        teacher = replace(teacher, classes=list(data.classes))
-    subject = ranks.first(lambda: Subject.of(teacher, judged, surrogate))
-    # An hour later a refusal to replace a result would be of little use.
-    ranks.first(lambda: check_place(folder, subject, *files))
+        job.teacher = replace(teacher, classes=list(data.classes))
+    job.data = data
+    job.fitted = fitted
+    job.judge(judged, *files)
     # Made now, because a ridge head that is fitted first is kept there.
-    folder.mkdir(parents=True, exist_ok=True)
-    # `depth` measures time: a CPU with its small cache wants few images, a GPU many.
-    batch_size = config.batch_size
-    if batch_size is None:
-        batch_size = 256 if device == "cuda" else 8
-    return Job(config, surrogate, teacher, data, judged, fitted, folder, precision, batch_size, ranks, subject, started)
-
-
-def open_both(config: OnSurrogate, device: torch.device) -> tuple[ViT, ViT]:
-    """The surrogate that a config names, and its teacher."""
-    with seeded(config.seed):
-        surrogate, model = open_pair(config.run, device=device, **config.opening())
-    if surrogate is None:
-        source = folder_of(config.run)
-        source = source if isinstance(source, str | Path) else None
-        words = source or model.opened.model or module_option(Provenance.here().module)
-        raise ValueError(f"{source or model.name} is no surrogate: make one with raptor distill {words}")
-    return surrogate, model
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return job
 
 
 def chosen_phases(found: Phases, at: int | None) -> list[int]:

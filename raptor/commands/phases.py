@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from raptor.commands.job import Job
 from raptor.config import PhasesConfig
 from raptor.data import ChosenData, iterate
 from raptor.data.split import part_read
-from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.phases.study import PhasesFile, check_cuts, study_phases
-from raptor.provenance import Provenance, command
+from raptor.provenance import command
 from raptor.report.phases import SavedPhases, save_phases
 from raptor.run import check_folder, result_folder
 from raptor.streaming import folder_of
-from raptor.subject import Subject, check_place
 from raptor.vit.open import tell_apart
-from raptor.vit.pair import open_pair
-from raptor.vit.saved import check_folder_of, is_surrogate
+from raptor.vit.saved import is_surrogate
 from raptor.vit.view import ViT
 
 
@@ -36,41 +31,38 @@ class _Compared:
 @command(PhasesConfig)
 def phases(config: PhasesConfig) -> SavedPhases:
     """Layer-layer similarity, the phases depth falls into, and the heatmap figure."""
-    started = time.monotonic()
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    ranks = join_ranks(device)
+    job = Job(config)
     is_single = len(config.models) == 1
     named = folder_of(config.models[0])
     has_run = any(is_surrogate(folder_of(model)) for model in config.models)
-    compared = _open_models(config, ranks.device, has_run)
+    compared = _open_models(job, has_run)
     for one in compared:
         check_cuts(one.vit, config.k, config.method, tokens=config.tokens)
     main = compared[0].vit
-    folder = ranks.first(lambda: _choose_folder(config, named, main))
+    folder = job.ranks.first(lambda: _choose_folder(config, named, main))
+    if is_single:  # a comparison of several models is not about one
+        job.about_models("phases", named, compared[1].vit if has_run else None, main, folder)
     # Nothing is fitted, so that images need not be held out: only a run has images that its surrogate was trained on.
     split = config.split
     if split is None:
         split = "val" if has_run else "own"
     chosen = ChosenData.of(named, {**vars(config), "split": split})
-    subject = None  # a comparison of several models is not about one
     # Scenes are drawn at the size of each model.
     images_of = [chosen.judged(config.num_images, one.vit.preprocess.size) for one in compared]
+    subject = None
     if is_single:
-        surrogate = compared[1].vit if has_run else None
-        check_folder_of(folder, named, surrogate, main)
-        subject = ranks.first(lambda: Subject.of(main, images_of[0], surrogate))
-        ranks.first(lambda: check_place(folder, subject, PhasesFile.FILE))
+        job.judge(images_of[0], PhasesFile.FILE)
+        subject = job.subject
     entries = []
     for one, images in zip(compared, images_of):
+        # CKA is computed within batches, and a folder that is read in order gives batches of one class.
         batches = iterate(
             images,
             one.vit.preprocess,
             config.batch_size,
-            device=ranks.device,
+            device=job.device,
             num_workers=config.num_workers,
-            ranks=ranks,
-            # CKA is computed within batches, and a folder that is read in order gives batches of one class.
+            ranks=job.ranks,
             shuffle=True,
         )
         entry = study_phases(
@@ -80,7 +72,7 @@ def phases(config: PhasesConfig) -> SavedPhases:
             config.method,
             tokens=config.tokens,
             standardise=config.standardise,
-            precision=precision,
+            precision=job.precision,
             twin=config.twin,
         )
         entries.append(
@@ -92,26 +84,8 @@ def phases(config: PhasesConfig) -> SavedPhases:
                 bad_images=batches.bad_images(),
             )
         )
-    found = PhasesFile(entries, Provenance.since(started, device), subject)
-    return ranks.first(lambda: save_phases(found, folder))
-
-
-def _open_models(config: PhasesConfig, device: torch.device, has_run: bool) -> list[_Compared]:
-    """The models in their order; of a run, its teacher and then its surrogate."""
-    found: list[_Compared] = []
-    for model in config.models:
-        options: dict[str, Any] = config.opening()
-        if has_run and not is_surrogate(folder_of(model)):
-            options["teacher"] = None  # --teacher is of the runs
-        # An untrained model gets the same weights on every rank and in every run.
-        with seeded():
-            surrogate, vit = open_pair(model, device=device, **options)
-        if surrogate is None:
-            found.append(_Compared("", vit))
-        else:
-            found += [_Compared("teacher", vit), _Compared("surrogate", surrogate)]
-    apart = tell_apart([one.vit for one in found])
-    return [_Compared(one.side, vit) for one, vit in zip(found, apart)]
+    found = PhasesFile(entries, job.provenance(), subject)
+    return job.ranks.first(lambda: save_phases(found, folder))
 
 
 def _choose_folder(config: PhasesConfig, named: Any, main: ViT) -> Path:
@@ -120,3 +94,19 @@ def _choose_folder(config: PhasesConfig, named: Any, main: ViT) -> Path:
     if len(config.models) > 1:
         return result_folder(None, main, "phases")  # named by the first model, and not in its run folder
     return result_folder(None, named, "phases", config.weights_name())
+
+
+def _open_models(job: Job, has_run: bool) -> list[_Compared]:
+    """The models in their order; of a run, its teacher and then its surrogate."""
+    found: list[_Compared] = []
+    for model in job.config.models:
+        changes: dict[str, Any] = {}
+        if has_run and not is_surrogate(folder_of(model)):
+            changes["teacher"] = None  # --teacher is of the runs
+        surrogate, vit = job.open_pair(model, **changes)
+        if surrogate is None:
+            found.append(_Compared("", vit))
+        else:
+            found += [_Compared("teacher", vit), _Compared("surrogate", surrogate)]
+    apart = tell_apart([one.vit for one in found])
+    return [_Compared(one.side, vit) for one, vit in zip(found, apart)]

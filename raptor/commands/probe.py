@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from raptor.commands.job import Job
 from raptor.config import ProbeConfig
 from raptor.data import ChosenData, DenseData, ImageData, open_dense
 from raptor.data.apart import check_apart
 from raptor.data.by_name import DENSE_KINDS, spec_text
 from raptor.data.classes import tell_of_new_classes
-from raptor.devices import join_ranks, pick_device, pick_precision, seeded
 from raptor.probes import ProbeReport, ProbeResult
 from raptor.probes import probe as train_probe
 from raptor.progress import Progress
-from raptor.provenance import Provenance, command
-from raptor.run import result_folder
+from raptor.provenance import command
 from raptor.streaming import Result, folder_of
-from raptor.subject import Subject, check_place
+from raptor.subject import Subject
 from raptor.train.stage import Budget
-from raptor.vit.pair import open_pair
-from raptor.vit.saved import check_folder_of
 
 
 @dataclass
@@ -52,16 +48,6 @@ class Probed(Result):
             for side, r in self.results.items()
         ]
 
-    def plot(self) -> Any:
-        """The score of each side."""
-        from raptor.report.style import use_style
-
-        figure, axes = use_style().subplots(figsize=(3.6, 3.0))
-        axes.bar(list(self.results), [result.score for result in self.results.values()], width=0.5)
-        axes.set_ylabel(next(iter(self.results.values())).metric)
-        axes.set_title(f"{self.report.task} probe")
-        return figure
-
     def text(self) -> str:
         task = self.report.task
         lines = []
@@ -83,24 +69,18 @@ class Probed(Result):
 @command(ProbeConfig)
 def probe(config: ProbeConfig) -> Probed:
     """Train linear probes on a frozen model; given a run, on the surrogate and on its teacher alike."""
-    started = time.monotonic()
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    model, task = config.model, config.task
+    job = Job(config)
+    task = config.task
     limits: dict[str, Any] = {}
     if config.budget is not None:
         budget = Budget.parse(config.budget)
         limit = {"epochs": "epochs", "steps": "max_steps", "s": "max_seconds"}[budget.unit]
         limits[limit] = max(1, round(budget.amount)) if budget.unit == "steps" else budget.amount
-    opening = config.opening()
-    if task != "classify":
-        opening["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
-    ranks = join_ranks(device)
-    # An untrained model gets the same weights on every rank and in every run.
-    with seeded():
-        surrogate, of_teacher = open_pair(model, device=ranks.device, **opening)
-    chosen = ChosenData.of(folder_of(model), vars(config), of_teacher.classes, of_teacher.num_classes)
-    train_data, val_data = _open_both(chosen, config.size or of_teacher.preprocess.size, config)
+    # Frames are padded to whole patches, so any size will do, and the model keeps its own.
+    changes: dict[str, Any] = {} if task == "classify" else {"size": None}
+    surrogate, teacher = job.open_pair(config.model, **changes)
+    chosen = ChosenData.of(folder_of(config.model), vars(config), teacher.classes, teacher.num_classes)
+    train_data, val_data = _open_both(chosen, config.size or teacher.preprocess.size, config)
     train = partial(
         train_probe,
         task=task,
@@ -110,32 +90,28 @@ def probe(config: ProbeConfig) -> Probed:
         batch_size=config.batch_size,
         seeds=config.seed,
         layer=config.layer,
-        precision=precision,
+        precision=job.precision,
         size=config.size,
         closed_form=config.closed_form,
         init_head=config.init_head,
         num_workers=config.num_workers,
-        ranks=ranks,
+        ranks=job.ranks,
     )
-    # The teacher first, because its number of steps holds for both.
-    sides = {"teacher": of_teacher} | ({} if surrogate is None else {"surrogate": surrogate})
-    folder = ranks.first(lambda: result_folder(config.out, folder_of(model), "probe", config.weights_name()))
-    check_folder_of(folder, folder_of(model), surrogate, of_teacher)
-    subject = ranks.first(lambda: Subject.of(of_teacher, val_data, surrogate))
-    ranks.first(lambda: check_place(folder, subject, f"probe-{task}.json"))
+    job.about_models("probe", config.model, surrogate, teacher)
+    job.judge(val_data, f"probe-{task}.json")
     results: dict[str, ProbeResult] = {}
-    for name, vit in sides.items():
-        bar = Progress(f"{task} probe of {_named(name, subject)}", None, "steps")
-        results[name] = train(vit, progress=bar.update, **limits)
-        # As many steps as fitted into the teacher's time: otherwise the faster model would train longer.
-        limits["max_steps"] = results["teacher"].num_steps
-        bar.finish()
-        folder.mkdir(parents=True, exist_ok=True)
+    # The teacher first, because its number of steps holds for both.
+    for name, vit in job.sides.items():
+        with Progress(f"{task} probe of {_named(name, job.subject)}", None, "steps") as bar:
+            results[name] = train(vit, progress=bar.update, **limits)
+            # As many steps as fitted into the teacher's time: otherwise the faster model would train longer.
+            limits["max_steps"] = results["teacher"].num_steps
+        job.folder.mkdir(parents=True, exist_ok=True)
         # Saved at once: an interruption of the second side keeps the first.
-        ranks.first(partial(results[name].save, folder / f"probe-{task}-{name}"))
-    report = ProbeReport(Provenance.since(started, device), chosen.name, task, results, chosen.split, subject)
-    ranks.first(lambda: report.write(folder))
-    return Probed(report, folder)
+        job.ranks.first(partial(results[name].save, job.folder / f"probe-{task}-{name}"))
+    report = ProbeReport(job.provenance(), chosen.name, task, results, chosen.split, job.subject)
+    job.ranks.first(lambda: report.write(job.folder))
+    return Probed(report, job.folder)
 
 
 def _named(side: str, subject: Subject | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,20 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raptor.commands.job import Job
 from raptor.config import StatesConfig
-from raptor.data import ChosenData, ImageData, iterate
-from raptor.devices import Ranks, join_ranks, pick_device, pick_precision, seeded
+from raptor.data import ChosenData, ImageData
+from raptor.devices import Ranks
 from raptor.files import WriteError, read_json, sync
 from raptor.provenance import Provenance, command
-from raptor.run import ResultFile, result_folder
-from raptor.streaming import Result, folder_of
-from raptor.subject import Subject, check_place
-from raptor.vit.pair import open_studied
+from raptor.run import ResultFile
+from raptor.streaming import Result
+from raptor.subject import Subject
 from raptor.vit.parts import Parts, recording_parts
 from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import ModelFacts, ViT
 
-_SHOWN_IMAGES = 2000  # in a plot
 _COPIED_ROWS = 1024
 
 
@@ -77,23 +75,6 @@ class States(Result):
         """One row per array."""
         return [{"name": name, "file": file, "shape": shape} for name, (file, shape) in self.saved.arrays.items()]
 
-    def plot(self) -> Any:
-        """The images in the plane of the two main directions of the last features, coloured by class."""
-        from raptor.report.style import use_style
-
-        name = list(self.saved.arrays)[-1]
-        # Spread over all images, because those of a folder are sorted by class.
-        rows = np.linspace(0, len(self.saved.names) - 1, min(len(self.saved.names), _SHOWN_IMAGES)).astype(int)
-        x_nd = np.asarray(self.load(name)[rows], np.float64)
-        x_nd = x_nd if x_nd.ndim == 2 else x_nd.mean(1)
-        x_nd = x_nd - x_nd.mean(0)
-        xy = x_nd @ np.linalg.svd(x_nd, full_matrices=False)[2][:2].T
-        figure, axes = use_style().subplots(figsize=(4.6, 4.0))
-        colours = None if self.saved.labels is None else np.array(self.saved.labels)[rows]
-        axes.scatter(xy[:, 0], xy[:, -1], c=colours, s=8, cmap="tab20")
-        axes.set(title=f"{self.saved.model.name}, {name}", xlabel="first direction", ylabel="second direction")
-        return figure
-
     def text(self) -> str:
         lines = [f"{self.saved.model.name}: features of {len(self.saved.names)} images of {self.saved.data}"]
         lines += [f"  {name:<20} {' x '.join(map(str, shape))}" for name, (_, shape) in self.saved.arrays.items()]
@@ -105,32 +86,25 @@ class States(Result):
 @command(StatesConfig)
 def states(config: StatesConfig) -> States:
     """Save features of every image, per layer and token group, without holding them in memory."""
-    started = time.monotonic()
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    ranks = join_ranks(device)
+    job = Job(config)
+    ranks = job.ranks
     _check_one_machine(ranks)
-    # An untrained model gets the same weights on every rank and in every run.
-    with seeded():
-        vit = open_studied(config.model, device=ranks.device, **config.opening())
-    model = folder_of(config.model)
+    vit = job.open_studied(config.model)
     # Before images are opened: a layer that is not there is told at once.
     features = _choose_features(vit, config)
-    folder = ranks.first(lambda: result_folder(config.out, model, "states", config.weights_name()))
-    chosen, images = _choose_images(vit, model, config)
-    subject = ranks.first(lambda: Subject.of(vit, images))
-    ranks.first(lambda: check_place(folder, subject, StatesFile.FILE))
+    job.about_models("states", config.model, None, vit)
+    folder = job.folder
+    chosen, images = _choose_images(vit, job.source, config)
+    job.judge(images, StatesFile.FILE)
     shapes = {feature.name: [len(images), *feature.shape] for feature in features}
     # Rank 0 makes the files in full length. Each rank then maps them and writes rows of its own, without a lock.
     ranks.first(lambda: _make_files(folder, shapes))
     arrays = _open_files(folder, shapes)
-    batches = iterate(
-        images, vit.preprocess, config.batch_size, device=ranks.device, num_workers=config.num_workers, ranks=ranks
-    )
+    batches = job.stream(images)
     rows: dict[int, int] = {}  # of the arrays, and the image of each
     layers = {feature.layer for feature in features if feature.part}
     with recording_parts(vit.blocks, vit.name, config.parts or (), layers) as inside:
-        for found, _, batch in Trajectories(vit, batches, precision, f"features of {vit.name}"):
+        for found, _, batch in Trajectories(vit, batches, job.precision, f"features of {vit.name}"):
             assert batch.places is not None
             # Unreadable images leave gaps, so each row remembers its image.
             rows |= zip(batch.places, batch.indices.tolist())
@@ -156,8 +130,8 @@ def states(config: StatesConfig) -> States:
         labels=None if images.labels is None else [int(images.labels[i]) for i in kept],
         classes=images.classes,
         bad_images=batches.bad_images(),
-        provenance=Provenance.since(started, device),
-        subject=subject,
+        provenance=job.provenance(),
+        subject=job.subject,
     )
     ranks.first(lambda: saved.write(folder))
     return States(saved, folder)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.commands.job import Job, open_job
+from raptor.commands.job import SurrogateJob, open_job
 from raptor.config import OnSurrogate
 from raptor.recurrence.tool import ToolFile
 from raptor.report.charts import Chart
@@ -49,9 +49,9 @@ class ToolResult(Result):
         return "\n".join([*lines, f"written to {self.folder}: {files}"])
 
 
-def open_tool(config: OnSurrogate, file: type[ToolFile]) -> Job:
+def open_tool(config: OnSurrogate, file: type[ToolFile]) -> SurrogateJob:
     """Both models, the images and a head, for a command whose result is `file`."""
-    job = open_job(config, file.FILE.removesuffix(".json"), file.FILE, in_parallel=False)
+    job = open_job(config, file.FILE.removesuffix(".json"), file.FILE)
     if len(job.judged) < 2:
         told = f"{job.data.name} has one image, and shares of images are measured"
         raise ValueError(f"{told}: give at least two with --data")

@@ -31,18 +31,6 @@ class TrainedTeacher(Result):
         """One row per line of metrics.jsonl that has a loss."""
         return [line for line in read_metrics(self.folder) if "loss" in line]
 
-    def plot(self) -> Any:
-        """The loss over the steps of training."""
-        from raptor.report.style import use_style
-
-        figure, axes = use_style().subplots(figsize=(4.6, 3.0))
-        losses = [row["loss"] for row in self.table_rows()]
-        axes.plot([row["step"] for row in self.table_rows()], losses)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss")
-        axes.set_title(self.folder.name)
-        return figure
-
     def text(self) -> str:
         accuracy, seconds = self.summary.accuracy, self.summary.seconds
         lines = [f"{self.teacher.name}: accuracy {accuracy:.1%} on held-out images after {seconds:g} s"]

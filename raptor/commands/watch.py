@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raptor.certificate.shift import CorruptedImages, Corruption
-from raptor.commands.job import Job
+from raptor.commands.job import SurrogateJob
 from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import WatchConfig
 from raptor.data import ImageData, open_data
@@ -77,11 +76,10 @@ def watch(config: WatchConfig) -> Watching:
     """Score images by how far a surrogate is from its teacher, and raise alarms at a wished rate."""
     job = open_tool(config, WatchFile)
     usual, judged = _calibration_and_judged(job, config)
-    unusual = _named_sets(config, judged)
+    unusual = job.open_sets("unusual", judged, ATTACKS)
     watcher = Watcher(job.surrogate, job.teacher, job.precision)
-    bar = Progress("calibration", len(usual), "images")
-    watcher.calibrate(job.stream(usual, bar.update), config.false_alarms)
-    bar.finish()
+    with Progress("calibration", len(usual), "images") as bar:
+        watcher.calibrate(job.stream(usual, bar.update), config.false_alarms)
     # The other scores are compared on unusual sets only, so without any they are not fitted.
     baselines = None
     if unusual:
@@ -89,7 +87,7 @@ def watch(config: WatchConfig) -> Watching:
     judge = Judge(watcher, baselines, NUM_SHOWN, lambda image: png(shown_picture(image, job.teacher)))
     judgements = [_judge_set(job, judge, judged.name, judged)]
     for name, data in unusual.items():
-        if data is not None:
+        if name not in ATTACKS:
             judgements.append(_judge_set(job, judge, name, data))
             continue
         batches, share_fooled = _attack(job, watcher, judged, knows_watcher=name == "pgd-aware")
@@ -113,7 +111,7 @@ def watch(config: WatchConfig) -> Watching:
     return found
 
 
-def _calibration_and_judged(job: Job, config: WatchConfig) -> tuple[ImageData, ImageData]:
+def _calibration_and_judged(job: SurrogateJob, config: WatchConfig) -> tuple[ImageData, ImageData]:
     """Images that say what is usual, and images that are judged: never the same ones."""
     if config.calibrate is None:
         # Every other image: a folder is sorted by class, and both halves need all of them.
@@ -137,39 +135,13 @@ def _calibration_and_judged(job: Job, config: WatchConfig) -> tuple[ImageData, I
     return usual, job.judged
 
 
-def _named_sets(config: WatchConfig, judged: ImageData) -> dict[str, ImageData | None]:
-    """The sets of --unusual by their names; None stands for an attack on the judged images."""
-    asked = config.unusual or []
-    if not isinstance(asked, list | tuple):
-        asked = [asked]
-    found: dict[str, ImageData | None] = {}
-    for one in asked:
-        corruption = Corruption.parse(one) if isinstance(one, str) else None
-        data: ImageData | None
-        if corruption is not None:
-            name = str(corruption)
-            data = CorruptedImages(judged, corruption)
-        elif isinstance(one, str) and one in ATTACKS:
-            name = one
-            data = None
-        else:
-            # Without labels, which play no part here: they may be of any classes.
-            data = open_data(one, "own", limit=config.num_images, skip_bad=config.skip_bad).with_labels(None, None)
-            name = data.name
-        if name in found:
-            raise ValueError(f"--unusual names two sets {name}: give each once, under a name of its own")
-        found[name] = data
+def _judge_set(job: SurrogateJob, judge: Judge, name: str, data: ImageData) -> Judgement:
+    with Progress(f"watching {name}", len(data), "images") as bar:
+        found = judge(name, job.stream(data, bar.update), data.names)
     return found
 
 
-def _judge_set(job: Job, judge: Judge, name: str, data: ImageData) -> Judgement:
-    bar = Progress(f"watching {name}", len(data), "images")
-    found = judge(name, job.stream(data, bar.update), data.names)
-    bar.finish()
-    return found
-
-
-def _attack(job: Job, watcher: Watcher, judged: ImageData, knows_watcher: bool) -> tuple[list[Batch], float]:
+def _attack(job: SurrogateJob, watcher: Watcher, judged: ImageData, knows_watcher: bool) -> tuple[list[Batch], float]:
     """The images that an attack has fooled, and the share of all images that they are."""
     data = judged.select(judged.sample(min(_ATTACKED_IMAGES, len(judged))))
     vit = job.teacher
@@ -186,15 +158,14 @@ def _attack(job: Job, watcher: Watcher, judged: ImageData, knows_watcher: bool) 
     valid = (-mean_c / deviation_c, (1 - mean_c) / deviation_c)
     score_of = watcher.score if knows_watcher else None
     batches = []
-    bar = Progress("attack", len(data), "images")
-    for batch in job.stream(data, bar.update):
-        # At the precision of the watcher, which would otherwise judge other scores than the attack has lowered.
-        with autocast(job.precision, job.device):
-            changed, is_fooled_b = attack(batch.images, logits_of, limit_c, ATTACK_STEPS, score_of, valid)
-        # An image that keeps its class was not attacked with success, so it is no example of an unusual image.
-        if bool(is_fooled_b.any()):
-            batches.append(Batch(changed[is_fooled_b], None, batch.indices[is_fooled_b.cpu()]))
-    bar.finish()
+    with Progress("attack", len(data), "images") as bar:
+        for batch in job.stream(data, bar.update):
+            # At the precision of the watcher, which would otherwise judge other scores than the attack has lowered.
+            with autocast(job.precision, job.device):
+                changed, is_fooled_b = attack(batch.images, logits_of, limit_c, ATTACK_STEPS, score_of, valid)
+            # An image that keeps its class was not attacked with success, so it is no example of an unusual image.
+            if bool(is_fooled_b.any()):
+                batches.append(Batch(changed[is_fooled_b], None, batch.indices[is_fooled_b.cpu()]))
     return batches, sum(len(batch.images) for batch in batches) / len(data)
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from raptor.checks import choices_of, shown, takes_several
-from raptor.config import COMMANDS, Config, Recipe
+from raptor.config import COMMANDS, AtTerminal, Config, Recipe, at_terminal
 
 _WIDTH = 110
 # Of a recipe only these are in `--help`; its other entries, and the options in _RARE, are in `--help-all`.
@@ -54,7 +54,7 @@ def options_of(kind: type[Config]) -> list[OptionText]:
         group = declared_in.__dict__.get("title", "options")
         found.append(OptionText(f.name, shown(kind, f.name), kinds[f.name], _as_typed(default), told, group, is_rare))
     # In the order of a command's work, and first what has to be given.
-    order = ["options", "model", "images", "training", "machine"]
+    order = ["options", "model", "images", "training", "machine", "terminal"]
     return sorted(found, key=lambda option: (order.index(option.group), option.shown.startswith("--")))
 
 
@@ -104,7 +104,7 @@ def usage_of(name: str) -> str:
         word = option.upper().removesuffix("S")
         if takes_several(kind.kinds()[option]) and len(kind.POSITIONAL) == 1:
             word += f" [{word} ...]"
-        words.append(f"[{word}]" if hasattr(kind, option) else word)
+        words.append(word if kind.requires(option) else f"[{word}]")
     return f"raptor {name} {' '.join(words)} [OPTIONS]"
 
 
@@ -117,17 +117,14 @@ def help_of(name: str, everything: bool = False) -> str:
     text, examples = about(name)
     lines = [f"usage: {usage_of(name)}", text, *(f"  {example}" for example in examples), ""]
     group = ""
-    for option in options_of(kind):
-        if option.is_rare and not everything:
+    for option in [*options_of(kind), *options_of(AtTerminal)]:
+        is_hidden = option.is_rare and not everything
+        if is_hidden or option.name not in kind.kinds() | at_terminal(kind):
             continue
         if option.group != group:
             group = option.group
             lines.append(f"{group}:")
         lines += _lines(option, everything)
-    lines += ["", f"  {'--config FILE.yaml':22} options from a file; those on the command line win"]
-    if not hasattr(kind, kind.POSITIONAL[0]):
-        lines.append("  --module FILE.py:NAME  a model of your own, or the teacher of a run; runs that file")
-    lines.append(f"  {'--json':22} print the result as JSON")
     if not everything:
         lines.append(f"raptor {name} --help-all shows all options in full.")
     return "\n".join(lines)
@@ -166,5 +163,5 @@ def completion(words: Sequence[str]) -> str:
         kind = COMMANDS[typed[1]]
         candidates = choices_of(kind.kinds().get(previous.removeprefix("--").replace("-", "_")))
         if current.startswith("-"):
-            candidates = [*(shown(kind, option) for option in kind.kinds()), "--config", "--json", "--help"]
+            candidates = [*(shown(kind, option) for option in kind.kinds() | at_terminal(kind)), "--help"]
     return "\n".join(word for word in candidates if word.startswith(current))

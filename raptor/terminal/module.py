@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,19 +18,14 @@ def load_module(where: str) -> Any:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ValueError(f"--module {where}: there is no file {file}")
-    # Imported here, because most commands have no module.
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None, path
-    module = module_from_spec(spec)
     # As for a script that Python runs: its own file may import what lies beside it.
     sys.path.insert(0, str(path.resolve().parent))
     with _code_of(where, path):
-        spec.loader.exec_module(module)
-    if not hasattr(module, function):
+        names = runpy.run_path(str(path), run_name=path.stem)
+    if function not in names:
         raise ValueError(f"--module {where}: {file} has no {function}")
-    made = getattr(module, function)
+    made = names[function]
+    # Imported here, because most commands have no module.
     from torch import nn
 
     from raptor.provenance import note_module

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from raptor.progress import started_processes
@@ -49,25 +49,25 @@ class _Unbroken:
         self._ignored = ignored
 
     def write(self, text: str) -> int:
-        try:
+        with self._silent():
             self._stream.write(text)
-        except (OSError, ValueError) as error:
-            self._silence(error)
         return len(text)
 
     def flush(self) -> None:
-        try:
+        with self._silent():
             self._stream.flush()
-        except (OSError, ValueError) as error:
-            self._silence(error)
 
-    def _silence(self, error: OSError | ValueError) -> None:
-        with suppress(OSError, ValueError):  # what is in the buffer goes there too, when the process ends
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-        if isinstance(error, OSError) and not isinstance(error, self._ignored):
-            raise error
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            with suppress(OSError, ValueError):  # what is in the buffer goes there too, when the process ends
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+            if isinstance(error, OSError) and not isinstance(error, self._ignored):
+                raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -99,15 +99,12 @@ def stopped_by_signals() -> Iterator[None]:
     def stop(*_signal: object) -> None:
         raise Stopped
 
-    before = {}
-    for number, default in _DEFAULTS.items():
-        if signal.getsignal(number) is default:  # nohup ignores SIGHUP, and a program may have its own
-            before[number] = signal.signal(number, stop)
-    try:
+    with ExitStack() as handlers:
+        for number, default in _DEFAULTS.items():
+            if signal.getsignal(number) is default:  # nohup ignores SIGHUP, and a program may have its own
+                signal.signal(number, stop)
+                handlers.callback(signal.signal, number, default)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def is_users(error: Exception) -> bool:

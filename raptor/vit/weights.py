@@ -23,7 +23,7 @@ _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "stu
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
 _POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embed", "vision_encoder.pos_embed")
 BLOCK_NUMBER = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
-_WHICH_MODEL = "name the model that these weights are of (raptor models --for FILE lists the models that fit)"
+_WHICH_MODEL = "name the model that these weights are of (raptor models --weights FILE lists the models that fit)"
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 

@@ -46,7 +46,7 @@ def test_the_default_folder_and_the_structure_options(tmp_path: Path, monkeypatc
         seen.update(options)
         return open_pair("scenes")
 
-    monkeypatch.setattr(sys.modules["raptor.commands.probe"], "open_pair", opened)
+    monkeypatch.setattr(sys.modules["raptor.commands.job"], "open_pair", opened)
     done = probe("timm/some model", size=48, **SMALL)
     assert done.folder == Path("runs/probe-timm_some_model")
     assert seen["size"] == 48 and seen["pretrained"]

@@ -36,7 +36,7 @@ def test_rows_are_the_states_of_the_images(pool: bool, tmp_path: Path) -> None:
             np.testing.assert_allclose(array, (x.mean(1) if pool else x).numpy(), rtol=1e-3, atol=1e-4)
     assert found.saved.names == images.names and found.saved.labels == images.labels
     assert len(found.to_dataframe()) == 2 * len(list(vit.groups.present()))
-    assert len(found.plot().axes[0].collections[0].get_offsets()) == 6 and len(repr(found)) < 420
+    assert len(repr(found)) < 420
 
 
 def test_arrays_of_an_earlier_command_go_and_files_of_others_stay(tmp_path: Path) -> None:
