@@ -121,7 +121,7 @@ def test_a_model_alone_through_the_command_line(tmp_path: Path, monkeypatch, cap
     code = main(["dynamics", "scenes", *options.split(), "--interventions", "false", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     measured = json.loads((tmp_path / "dynamics.json").read_text())
-    assert code == 0 and "teacher: scenes, 8 held-out images of scenes at 48 px\n" in printed and "norm:" in printed
+    assert code == 0 and "scenes, 8 held-out images of scenes at 48 px\n" in printed and "norm:" in printed
     assert "measured on very few images (8), so other images may give other curves: --split all" in printed
     assert measured["surrogate"] is None and len(measured["phases"]) == 2 and sum(measured["phases"]) == 12
     assert measured["teacher"]["stability"] is None and measured["teacher"]["basins"] is None
