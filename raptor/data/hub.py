@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,14 @@ class TableImages(ImageData):
     """The images of tables of the `datasets` package, by their own names of the parts."""
 
     def __init__(self, name: str, tables: Mapping[str, Any]) -> None:
+        from datasets import concatenate_datasets as concatenate
+
         features = next(iter(tables.values())).features
         self.image_column, label_column = _find_columns(features, name)
-        # The bytes are decoded here, as every reader does: `datasets` would open any format that Pillow knows.
-        stored = type(features[self.image_column])(decode=False)
-        self.tables = []
         names = []
         keys = []
         parts = []
         for part, table in tables.items():
-            self.tables.append(table.select_columns([self.image_column]).cast_column(self.image_column, stored))
             # A part of any other name, such as `extra`, was asked for to train on.
             part_name = part.lower()
             if part_name not in VAL_NAMES:
@@ -44,14 +40,15 @@ class TableImages(ImageData):
                 parts.append(part_name)
         if not names:
             raise ValueError(f"{name} has no images")
-        self.ends = list(accumulate(map(len, self.tables)))
+        # The bytes are decoded here, as every reader does: `datasets` would open any format that Pillow knows.
+        stored = type(features[self.image_column])(decode=False)
+        images = [table.select_columns([self.image_column]) for table in tables.values()]
+        self.table = concatenate([table.cast_column(self.image_column, stored) for table in images])
         labels, classes = _read_labels(list(tables.values()), label_column, name)
         super().__init__(name, names, labels, classes, parts, keys)
 
     def read(self, position: int, side: int | None = None) -> Image.Image:
-        number = bisect_right(self.ends, position)
-        table = self.tables[number]
-        value = table[position - self.ends[number] + len(table)][self.image_column]
+        value = self.table[position][self.image_column]
         if value is None:
             raise ValueError("its row holds no image")
         # A table holds the bytes of an image, or only where its file is.

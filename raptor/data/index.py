@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from raptor.data.image_file import ArchivedFile, DiskFile, File
 from raptor.data.images import ImageData
 from raptor.data.names import PackedNames
+from raptor.files import WriteError, reason_of, replacing
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
 _VERSION = 7  # raised when readers list the same files in another way
@@ -133,18 +134,13 @@ def _keep(path: Path, data: FileImages) -> bool:
         "stamps": stamps,
         "left_out": data.left_out,
     }
-    # Two processes may write the same index at once: each its own file, and the later one stays.
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path) as unfinished:
             save_file(arrays, unfinished, {"about": json.dumps(about)})
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
+    except (OSError, WriteError) as error:
         print(
-            f"the index of {len(data)} images could not be kept ({error}): they are listed again next time; "
+            f"the index of {len(data)} images could not be kept ({reason_of(error)}): they are listed again next time; "
             "set RAPTOR_CACHE to a folder that can be written",
             file=sys.stderr,
         )

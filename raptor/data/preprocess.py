@@ -18,14 +18,7 @@ from torchvision.transforms.v2 import functional as F
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
-_INTERPOLATIONS = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-}
-
+_INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "box")
 _MAX_ASPECT = 16
 _MAX_SIDE = 16384
 _Triple = tuple[float, float, float]
@@ -51,7 +44,7 @@ class Preprocess:
                 raise ValueError(f"{name} must be a whole number of at most {_MAX_SIDE} pixels; got {side!r}")
         if self.size < 1 or self.resize < self.size:
             raise ValueError(f"resize ({self.resize}) must be at least size ({self.size}), and both at least 1")
-        if self.interpolation not in list(_INTERPOLATIONS):  # it may be anything, as read from a file
+        if self.interpolation not in _INTERPOLATIONS:  # it may be anything, as read from a file
             raise ValueError(f"unknown interpolation {self.interpolation!r}; use one of {', '.join(_INTERPOLATIONS)}")
         if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:
             raise ValueError(f"mean and std need three numbers each, std above 0; got {self.mean} and {self.std}")
@@ -85,7 +78,7 @@ class Preprocess:
         if short != self.resize:
             width = self.resize * width // short
             height = self.resize * height // short
-            image = image.resize((width, height), _INTERPOLATIONS[self.interpolation])
+            image = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
         # The square now, so that all images of a batch have one size; `crop` cuts the rest of the margin.
         left = _margin(width, self.resize)
         top = _margin(height, self.resize)

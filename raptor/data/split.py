@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -86,13 +86,6 @@ def own_validation(parts: Iterable[str | None]) -> str | None:
     return next((name for name in VAL_NAMES if name in present), None)
 
 
-def part_read(split: Split, parts: Iterable[str | None]) -> Split:
-    """The part that a split means, where it is `own`."""
-    if split != "own":
-        return split
-    return "all" if own_validation(parts) is None else "val"
-
-
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
     """The indices of one split.
 
@@ -102,17 +95,24 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
         source: the name of the data, for messages.
     """
     present = set(parts)
+
+    def rows_of(is_wanted: Callable[[str | None], bool]) -> np.ndarray:
+        chosen = set(filter(is_wanted, present))
+        return np.flatnonzero(np.fromiter(map(chosen.__contains__, parts), bool, len(parts)))
+
     validation = own_validation(present)
-    wanted = part_read(split, present).lower()
+    wanted = split.lower()
+    if split == "own":
+        wanted = "all" if validation is None else "val"
     accepted = {"train": None, "val": None, "all": None}
     accepted |= dict.fromkeys(sorted(part.lower() for part in present if part))
     if wanted not in accepted:
         raise ValueError(f"unknown split {split!r} of {source}; use {', '.join(accepted)}")
     if wanted not in ("train", "val", "all"):
-        return _rows_of({part for part in present if part and part.lower() == wanted}, parts).tolist()
-    train = _rows_of(set(filter(is_train, present)), parts)
+        return rows_of(lambda part: part is not None and part.lower() == wanted).tolist()
+    train = rows_of(is_train)
     if validation is not None:
-        held_out = _rows_of({part for part in present if part and part.lower() == validation}, parts)
+        held_out = rows_of(lambda part: part is not None and part.lower() == validation)
     else:
         # By the name and not by chance, so that a set that grows keeps its held-out images held out.
         shares = _name_shares(keys)[train]
@@ -128,11 +128,6 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
             remedy = f", or give it with --val to judge on it only ({len(held_out)} images)"
         raise ValueError(f"{source} has no {split} images; add them or choose another split{remedy}")
     return chosen.tolist()
-
-
-def _rows_of(wanted: set[str | None], parts: Sequence[str | None]) -> np.ndarray:
-    """The indices of the images of these parts."""
-    return np.flatnonzero(np.fromiter(map(wanted.__contains__, parts), bool, len(parts)))
 
 
 def choose_sample(keys: Sequence[str], limit: int) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from raptor.data.dense import DenseData, Size
@@ -64,36 +63,28 @@ class DrawnScenes(WholeBatches):
         return draw_scenes(positions, self.side, "all", device)
 
 
-class SceneFrames(DenseData):
+class SceneFrames(DrawnScenes, DenseData):
     """The built-in scenes with their masks (background is a class) or their depth maps."""
 
     def __init__(self, task: str = "segment", size: int | None = None) -> None:
-        self.drawn = DrawnScenes(size)
-        frame = (self.drawn.side, self.drawn.side)
+        self.side = size or DEFAULT_SIZE
+        names, _, parts = _listing()
         facts: dict[str, Any] = {"classes": list(MASK_CLASSES)} if task == "segment" else {"max_depth": _MAX_DEPTH}
-        super().__init__("scenes", task, self.drawn.names, self.drawn.parts, self.drawn.keys, frame=frame, **facts)
+        DenseData.__init__(self, "scenes", task, names, parts, names, frame=(self.side, self.side), **facts)
 
-    def sample(self, limit: int | None) -> list[int]:
-        return self.drawn.sample(limit)
-
-    def worth_caching(self, device: torch.device) -> bool:
-        return self.drawn.worth_caching(device)
+    def _targets(self, drawn: SceneBatch) -> Tensor:
+        return drawn.masks if self.task == "segment" else drawn.depths
 
     def pairs(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
-        drawn = self.drawn.draw(self.positions[indices], device)
+        drawn = self.draw(self.positions[indices], device)
         images = drawn.images
         if images.shape[-2:] != size:
             images = F.interpolate(images.float(), size=size, mode="bicubic", antialias=True)
             images = images.round_().clamp_(0, 255).to(torch.uint8)
-        return images, drawn.masks if self.task == "segment" else drawn.depths
+        return images, self._targets(drawn)
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
         """Nothing to do: a scene is drawn when its batch is."""
 
-    def read(self, position: int, side: int | None = None) -> Image.Image:
-        return self.drawn.read(position)
-
     def target(self, position: int) -> np.ndarray:
-        drawn = self.drawn.draw(torch.tensor([position]))
-        target = drawn.masks if self.task == "segment" else drawn.depths
-        return target[0].numpy()
+        return self._targets(self.draw(torch.tensor([position])))[0].numpy()
