@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -187,28 +188,25 @@ def watch_forward(
     def keep(norm: nn.Module, args: tuple[Any, ...], kw: Arguments, _output: Any) -> None:
         norms.append((norm, state_argument(args, kw)))
 
-    handles = []
     in_blocks: set[nn.Module] = set()
-    for candidate in candidates:
-        for block in candidate.blocks:
-            in_blocks.update(block.modules())
-            handles.append(block.register_forward_pre_hook(partial(enter, candidate), with_kwargs=True))
-            handles.append(block.register_forward_hook(partial(leave, candidate), with_kwargs=True))
-    # The final norm stands outside the blocks, so the norms inside need not be watched.
-    for module in model.modules():
-        # By name, because every library has norms of its own class.
-        is_norm = "norm" in type(module).__name__.lower()
-        if is_norm and module not in in_blocks and any(p.ndim == 1 for p in module.parameters(recurse=False)):
-            handles.append(module.register_forward_hook(keep, with_kwargs=True))
-    try:
-        output = model(images, **per_batch(kwargs, images))
-    # A model may raise anything on a size that it was not made for.
-    except Exception as error:
-        raise WrongSize(
-            f"{name} does not run on {images.shape[-1]} px images: give another --size, or another model "
-            f"({reason_of(error)})"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for candidate in candidates:
+            for block in candidate.blocks:
+                in_blocks.update(block.modules())
+                hooks.enter_context(block.register_forward_pre_hook(partial(enter, candidate), with_kwargs=True))
+                hooks.enter_context(block.register_forward_hook(partial(leave, candidate), with_kwargs=True))
+        # The final norm stands outside the blocks, so the norms inside need not be watched.
+        for module in model.modules():
+            # By name, because every library has norms of its own class.
+            is_norm = "norm" in type(module).__name__.lower()
+            if is_norm and module not in in_blocks and any(p.ndim == 1 for p in module.parameters(recurse=False)):
+                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        try:
+            output = model(images, **per_batch(kwargs, images))
+        # A model may raise anything on a size that it was not made for.
+        except Exception as error:
+            raise WrongSize(
+                f"{name} does not run on {images.shape[-1]} px images: give another --size, or another model "
+                f"({reason_of(error)})"
+            ) from error
     return norms, output_tensor(output)

@@ -130,8 +130,7 @@ def open_pair(
             running["device"] = source.device
         teacher = _open_recorded(source, folder, made_from, of_teacher | {"size": teacher_size}, **running)
     # A surrogate of a module of one's own is built from that module, and one of blocks alone from all else.
-    needs_teacher = saved.base is None or saved.only_blocks
-    surrogate = open_vit(source, teacher=teacher if needs_teacher else None, **of_source)
+    surrogate = open_vit(source, teacher=teacher if saved.needs_teacher else None, **of_source)
     if teacher is None:  # only a surrogate that is opened already can do without the module
         teacher = _open_recorded(source, folder, made_from, of_teacher, **running)
     check_teacher(surrogate, teacher, shown, allow_other_teacher)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -79,17 +79,13 @@ def recording_parts(
         yield found
         return
     watch = _Watch(wanted, found, name)
-    handles = []
-    for layer, block in enumerate(blocks, start=1):
-        if layers is None or layer in layers:
-            handles.append(block.register_forward_pre_hook(watch.enter, with_kwargs=True))
-            handles.append(block.register_forward_hook(partial(watch.leave, layer)))
-    try:
-        with watch:
-            yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
+        for layer, block in enumerate(blocks, start=1):
+            if layers is None or layer in layers:
+                hooks.enter_context(block.register_forward_pre_hook(watch.enter, with_kwargs=True))
+                hooks.enter_context(block.register_forward_hook(partial(watch.leave, layer)))
+        hooks.enter_context(watch)
+        yield found
 
 
 class _Sum(NamedTuple):

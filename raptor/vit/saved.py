@@ -67,6 +67,11 @@ class Saved:
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise ValueError(f"it does not name {self.num_classes} classes in classes")
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it is built around its teacher: it is of a module of the user's own, or has tied blocks only."""
+        return self.base is None or self.only_blocks
+
     @classmethod
     def of(cls, vit: ViT) -> Saved:
         """The description of `vit`, still without the places of its teacher's files."""
@@ -146,10 +151,7 @@ def is_surrogate(source: str | Path | nn.Module | ViT) -> bool:
 def needs_teacher(source: str | Path) -> bool:
     """Whether `source` names a saved model that can only be opened together with the teacher it was made from."""
     folder = saved_folder(str(source))
-    if folder is None:
-        return False
-    config = read_json(folder / "config.json")
-    return config.get("base") is None or bool(config.get("only_blocks"))
+    return folder is not None and Saved.read(folder).needs_teacher
 
 
 def save_vit(vit: ViT, folder: str | Path, *, only_blocks: bool = False, half: bool = False) -> Path:

@@ -8,7 +8,7 @@ these blocks read the states, so the model keeps its own rotary arguments, drop-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -372,15 +372,11 @@ def recording(vit: ViT) -> Iterator[list[Tensor]]:
     def leave(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         states.append(first_tensor(output))
 
-    blocks = vit.blocks
-    handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    for block in blocks:
-        handles.append(block.register_forward_hook(leave))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True))
+        for block in vit.blocks:
+            hooks.enter_context(block.register_forward_hook(leave))
         yield states
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -410,10 +406,8 @@ def changed_state(vit: ViT, layer: int, change: Callable[[Tensor], Tensor], grou
         handle = vit.blocks[0].register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
     else:
         handle = vit.blocks[layer - 1].register_forward_hook(leave, prepend=True)
-    try:
+    with handle:
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
