@@ -86,6 +86,13 @@ def own_validation(parts: Iterable[str | None]) -> str | None:
     return next((name for name in VAL_NAMES if name in present), None)
 
 
+def part_read(split: Split, parts: Iterable[str | None]) -> Split:
+    """The part that a split means, where it is `own`."""
+    if split != "own":
+        return split
+    return "all" if own_validation(parts) is None else "val"
+
+
 def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split, source: str) -> list[int]:
     """The indices of one split.
 
@@ -101,9 +108,7 @@ def choose_split(keys: Sequence[str], parts: Sequence[str | None], split: Split,
         return np.flatnonzero(np.fromiter(map(chosen.__contains__, parts), bool, len(parts)))
 
     validation = own_validation(present)
-    wanted = split.lower()
-    if split == "own":
-        wanted = "all" if validation is None else "val"
+    wanted = part_read(split, present).lower()
     accepted = {"train": None, "val": None, "all": None}
     accepted |= dict.fromkeys(sorted(part.lower() for part in present if part))
     if wanted not in accepted:
