@@ -1,7 +1,21 @@
-"""`python -m raptor` is the command."""
+"""`raptor` and `python -m raptor` are the command."""
 
 import sys
 
-from raptor.cli import main
+from raptor.terminal.streams import stopped_by_signals
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command line, which may be stopped while it is still imported."""
+    with stopped_by_signals():
+        try:
+            # Only here: options and their checks take a third of a second to import.
+            from raptor.cli import main as run
+        except KeyboardInterrupt:
+            print("raptor: stopped", file=sys.stderr)
+            return 130
+        return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -127,14 +127,30 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def near_name(word: str, choices: Iterable[str]) -> str:
+    """The choice that is nearest to a word, or the first one that begins nearly so; empty where none is near."""
+    choices = list(choices)
+    close = difflib.get_close_matches(word, choices, n=1)
+    if close:
+        return close[0]
+    # Fewer letters are the beginning of too many.
+    if len(word) < 4:
+        return ""
+    by_beginning: dict[str, str] = {}
+    for choice in choices:
+        by_beginning.setdefault(choice[: len(word)], choice)
+    close = difflib.get_close_matches(word, by_beginning, n=1, cutoff=0.8)
+    return by_beginning[close[0]] if close else ""
+
+
 def near_miss(word: str, choices: Iterable[str], otherwise: str = "", mark: str = "") -> str:
     """`: did you mean ...?` where one of the choices is near, else `: choose from ...` where that is given.
 
     mark: what stands before the choice where it is typed, such as `--`.
     """
-    close = difflib.get_close_matches(word, list(choices), n=1)
-    if close:
-        return f": did you mean {mark}{close[0]}?"
+    near = near_name(word, choices)
+    if near:
+        return f": did you mean {mark}{near}?"
     if otherwise:
         return f": choose from {otherwise}"
     return ""

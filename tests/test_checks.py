@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raptor.checks import expand_home, in_words, takes_several
+from raptor.checks import expand_home, in_words, near_name, takes_several
 from raptor.config import DistillConfig, DynamicsConfig, PhasesConfig, ProbeConfig, TeacherConfig
 
 
@@ -82,3 +82,16 @@ def test_types_in_words() -> None:
     assert in_words(kinds["sizes"]) == "whole numbers" and in_words(kinds["lr"]) == "a number"
     assert in_words(kinds["k"]) == "a whole number or a word" and in_words(kinds["compile"]) == "true or false"
     assert in_words(kinds["stage"]) == "one of all, 1, 2" and takes_several(kinds["data"])
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("vit_tiny_patch16", "vit_tiny_patch16_224"),
+        ("vit_tinny", "vit_tiny_patch8_24"),  # the first that begins nearly so
+        ("vit", ""),  # the beginning of all of them
+        ("resnet50", ""),
+    ],
+)
+def test_a_word_is_near_to_the_name_whose_beginning_it_is(word: str, near: str) -> None:
+    assert near_name(word, ["eva_tiny_patch8_24", "vit_tiny_patch8_24", "vit_tiny_patch16_224"]) == near

@@ -42,6 +42,7 @@ def test_help_and_version_import_nothing_heavy():
     [
         (["phaess"], "did you mean phases?"),
         (["phases", "scenes", "--num-imges", "3"], "did you mean --num_images?"),
+        (["phases", "scenes", "--stand", "true"], "did you mean --standardise?"),
         (["phases"], "give MODEL; see raptor phases --help"),
         (["phases", "--data", "tests", "scenes"], "give MODEL; see raptor phases --help"),
         (["states", "--layers", "3", "scenes"], "give MODEL; see raptor states --help"),
@@ -252,6 +253,28 @@ def test_exit_codes_of_a_stop_and_of_a_broken_pipe_elsewhere(monkeypatch, capsys
     monkeypatch.setattr("raptor.cli.run_command", fails)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     assert main(["phases"]) == code
+
+
+# Ctrl-C at the moment at which a module is looked for.
+STOPPED_AT = """
+import os, runpy, signal, sys
+
+class Stop:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Stop())
+runpy.run_module("raptor", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["raptor.cli", "pydantic", "raptor.config", "raptor.commands.models"])
+def test_a_command_can_be_stopped_while_it_is_imported(module: str) -> None:
+    words = [sys.executable, "-c", STOPPED_AT, module, "models"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "raptor: stopped\n")
 
 
 # Prints a lot, then saves a file: what training does.

@@ -82,6 +82,21 @@ def test_the_bernstein_bound_of_two_images_in_closed_form() -> None:
     assert bernstein_bound(np.array([0.3, 0.3]), np.array([1e-3, 2.0])) == np.inf
 
 
+def test_the_bernstein_bound_has_no_unit() -> None:
+    error, norm = np.array([0.3, 0.4, 0.3] * 50), np.array([1.0, 1.2, 0.9] * 50)
+    bound = bernstein_bound(error, norm)
+    assert np.isfinite(bound) and bernstein_bound(0.01 * error, 0.01 * norm) == pytest.approx(bound)
+
+
+def test_a_layer_at_eps_holds(certificate: Certificate) -> None:
+    curves = certificate.curves
+    ends = np.zeros((2, curves.num_layers, len(curves.groups)))
+    ends[1, :3, 0] = (0.5, 0.4, 0.6)
+    names = [f"image {i}" for i in range(certificate.num_images)]
+    found = judge_definition(curves, ends, names, 0.5)
+    assert found is not None and (found.holds, found.layer, found.upper) == (False, 3, 0.6)
+
+
 def test_states_of_norm_zero_give_no_verdict(certificate: Certificate) -> None:
     curves = certificate.curves
     relative = {**curves.relative, "all": np.full(curves.num_layers, np.nan)}

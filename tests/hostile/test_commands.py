@@ -25,6 +25,7 @@ phases images --data images :: images is a folder :: --out of distill
 phases classes.txt --data images :: classes.txt :: fetch it again
 phases timm/nope --data images :: 'nope' :: see raptor models
 phases timm/vit_tinny_patch16_224 --data images :: 'vit_tinny_patch16_224' :: did you mean timm/vit_tiny_patch16_224
+phases timm/vit_tinny --data images :: 'vit_tinny' :: did you mean timm/vit_tiny
 phases timm/vit_tiny_patch16_224.nope --data images :: 'vit_tiny_patch16_224.nope' :: its tags are
 phases timm/ --data images :: 'timm/' :: write timm/NAME
 phases hf/ --data images :: 'hf/' :: write timm/NAME
@@ -292,6 +293,7 @@ train-teacher --data nope --out OUT :: 'nope' :: give a folder
 train-teacher --data flat --out OUT :: flat has no labels :: one folder per class
 train-teacher --shape resnet50 --data images --out OUT :: --shape resnet50 :: such as vit_tiny
 train-teacher --shape vit_tinny_patch16_224 --data images :: --shape vit_tinny :: did you mean vit_tiny
+train-teacher --shape vit_tinny --data images :: --shape vit_tinny :: did you mean vit_tiny_patch16_224
 train-teacher --shape '' --data images :: --shape is empty :: leave it out
 train-teacher --data images --size 0 --out OUT :: 0 px :: --size of 1..4096
 train-teacher --data images --patch 0 --out OUT :: --patch :: at least 1
