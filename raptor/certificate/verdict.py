@@ -129,9 +129,9 @@ class GroupVerdict(Record):
 
 
 def images_of(split: str) -> str:
-    """What the images of a split are called: only those of `val` were held out."""
-    words = {"val": "held-out", "train": "training", "all": "training and held-out"}
-    return f"{words.get(split, split)} images"
+    """What the images of a split are called: only those of `val` were held out. Of an empty split only `images`."""
+    words = {"": "images", "val": "held-out images", "train": "training images", "all": "training and held-out images"}
+    return words.get(split, f"{split} images")
 
 
 def named_images(num: int | None, split: str, data: str, size: int | str | None) -> str:
