@@ -41,7 +41,7 @@ def test_all_photographs_are_measured_or_what_is_left_out_is_said(capsys: pytest
     small = ["--sample_images", "1", "--stability", "false", "--interventions", "false", "--num_classes", "0"]
     assert main(["dynamics", *model, *FEW, *small]) == 0
     said = capsys.readouterr()
-    assert "model: mine, 40 images of photos" in said.out and "dynamics of the model: " in said.err
+    assert "mine, 40 images of photos" in said.out and "dynamics of mine: " in said.err
     assert "teacher" not in said.out + said.err
 
 
@@ -81,7 +81,8 @@ def test_one_command_gives_a_page_and_the_same_folder_takes_a_surrogate(capsys: 
     alone = page.read_bytes()
     # A second time nothing is measured.
     assert main(study) == 0
-    assert capsys.readouterr().err.count("is there already") == 2
+    said = capsys.readouterr().err
+    assert said.count("is there already") == 2
     few = ["--k", "2", "--batch_size", "2", "--num_images", "4", "--train_images", "8", "--budget", "2steps"]
     # A folder may have the name of a weight file: that is what the default folder of `study mine.pt` has.
     assert main(["distill", "timm/test_vit@mine.pt", "photos", *few, *FEW, "--out", "mine.pt-results.pt"]) == 0
