@@ -42,14 +42,14 @@ def fidelity(results: Results) -> Section:
     body = section.body
     if results.verdict is not None:
         body += _verdict(results.verdict, certificate)
+    shown = []
     if certificate is not None and certificate.definition is not None:
-        shown = []
         for image in certificate.definition.hardest:
             if image.picture:  # `certify` in Python gives none
                 words = f"{image.name}: {image.error:.3f} at layer {certificate.definition.layer}"
                 shown.append((image.name, [image.picture], words))
-        if shown:
-            body += [part("Worst images", _WORST), pictures(shown)]
+    if shown:
+        body += [part("Worst images", _WORST), pictures(shown)]
     body.append(
         part("Layer by layer", "Look for the layer where a curve leaves its best value, or meets a null model.")
     )
@@ -158,18 +158,16 @@ def _stitching_charts(certificate: Certificate) -> list[Chart]:
         ("teacher", "the surrogate's state, finished by the teacher", found.by_teacher),
         ("surrogate", "the teacher's state, finished by the surrogate", found.by_surrogate),
     ):
-        error = Series(name, 0, hand_over.error, colour=f"side-{side}")
-        error.lower, error.upper = hand_over.interval
-        errors.append(error)
+        lower, upper = hand_over.interval
+        errors.append(Series(name, 0, hand_over.error, lower=lower, upper=upper, colour=f"side-{side}"))
         if hand_over.agreement is not None:
             agreements.append(Series(name, 0, hand_over.agreement, colour=f"side-{side}"))
-    phases = list(certificate.phases)
-    charts = []
-    for chart, series in (("stitching", errors), ("stitching-agreement", agreements)):
-        if series:
-            source = f"{certificate.surrogate}: {found.num_images:,} images of {certificate.data}"
-            charts.append(described(chart, series, phases=phases, source=source))
-    return charts
+    more = {
+        "phases": list(certificate.phases),
+        "source": f"{certificate.surrogate}: {found.num_images:,} images of {certificate.data}",
+    }
+    charts = [described("stitching", errors, **more), described("stitching-agreement", agreements, **more)]
+    return [chart for chart in charts if chart.series]
 
 
 def rate_charts(complexity: Complexity) -> list[Chart]:

@@ -52,8 +52,7 @@ def phases(results: Results) -> Section:
     rows = []
     costs: list[str] = []
     for entry in entries:
-        said = "; ".join(filter(None, (entry.suggestion, entry.twin, entry.few_images)))
-        remarks.append(f"{entry.whose}: {said}.")
+        remarks.append(f"{entry.whose}: {'; '.join(_remarks(entry))}.")
         for k, found in entry.phases.items():
             cut = entry.evidence.get(k)
             if cut is not None and cut.cost is not None:
@@ -74,10 +73,10 @@ def phases(results: Results) -> Section:
 
 def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
     """On paper: one heat map per model, with the phases of each k outlined; under it what each cut gains."""
-    panels: list[list[Chart | None]] = []
+    panels: list[Sequence[Chart | None]] = []
     heights: list[float] = []
     for start in range(0, len(entries), _MAX_COLUMNS):
-        rows: list[list[Chart | None]] = [[], [], []]
+        columns = []
         for entry in entries[start : start + _MAX_COLUMNS]:
             heat_map = similarity([entry], None).only(tokens=entry.tokens)
             # Of each path its last part.
@@ -89,9 +88,8 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
             for series in curve.series:
                 if series.side != "null":
                     series.name = "measured"  # one entry of the legend for all models
-            for row, chart in zip(rows, (heat_map, costs, curve)):
-                row.append(chart if chart.series else None)
-        for row, height in zip(rows, (4.1, 4.1, 2.1)):
+            columns.append([chart if chart.series else None for chart in (heat_map, costs, curve)])
+        for row, height in zip(zip(*columns), (4.1, 4.1, 2.1)):
             if any(row):  # replacements are measured only for a cut by function
                 panels.append(row)
                 heights.append(height)
@@ -198,6 +196,11 @@ def _names(entries: Sequence[ModelPhases]) -> list[str]:
     return names
 
 
+def _remarks(entry: ModelPhases) -> list[str]:
+    """The suggested k, the twin, and a warning of few images."""
+    return [line for line in (entry.suggestion, entry.twin, entry.few_images) if line]
+
+
 def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
     """The cells of `_EVIDENCE_HEAD` after the phases."""
     edges = []
@@ -245,7 +248,7 @@ class SavedPhases(Result):
                 cut = entry.evidence.get(k, CutEvidence())
                 row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
                 row |= {"cost": cut.cost, "random cost": cut.random_cost}
-                # Where nothing tells phases from a shuffled matrix the text suggests no k, and this table once did.
+                # No k is suggested where nothing tells phases from a shuffled matrix.
                 rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
         return rows
 
@@ -276,7 +279,7 @@ class SavedPhases(Result):
                 lines.append(f"        {of_cut}")
             if entry.no_parts:
                 lines.append(f"  {entry.no_parts}")
-            lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
+            lines += [f"  {line}" for line in _remarks(entry)]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from raptor.recurrence.correct import CorrectFile
 from raptor.recurrence.depth import FULL, DepthFile
@@ -19,7 +16,6 @@ from raptor.report.charts import Chart, Section, Series, chooser, described
 from raptor.report.markup import bullet_list, paragraph, part, pictures, table
 from raptor.report.results import Results
 from raptor.report.strips import png
-from raptor.report.style import use_style
 
 LEAD = (
     "A recurrent view of depth offers four tools. Each stands beside its baselines and null models, and beside the "
@@ -67,16 +63,15 @@ def depth_charts(measured: DepthFile) -> list[Chart]:
     series: list[Series] = []
     for side, points in measured.sides().items():
         for place, (family, name) in enumerate(_RULES.items()):
+            if not any(point.family == family for point in points):
+                continue
             # Every curve begins at full depth, which is the model as it is.
             of_rule = [point for point in points if point.family in (FULL, family)]
-            if all(point.family == FULL for point in of_rule):
-                continue
+            agreement = [100 * point.agreement for point in of_rule]
             for cost in _COSTS:
-                curve = Series(name, colour=_NULL_COLOURS.get(family, f"palette-{place}"), base=name)
-                if family in _NULL_COLOURS:
-                    curve.side = "null"
-                curve.x = [getattr(point, cost) for point in of_rule]
-                curve.y = [100 * point.agreement for point in of_rule]
+                curve = Series(name, [getattr(point, cost) for point in of_rule], agreement, base=name)
+                curve.colour = _NULL_COLOURS.get(family, f"palette-{place}")
+                curve.side = "null" if family in _NULL_COLOURS else ""
                 curve.when = {"model": [side], "cost": [cost]}
                 series.append(curve)
     controls = [chooser("model", "Model", series), chooser("cost", "Cost", series, _COSTS)]
@@ -94,8 +89,7 @@ def watch_charts(measured: WatchFile) -> list[Chart]:
             profile = Series(name, 1, one.profile, colour=f"palette-{place}", lower=one.lower, upper=one.upper)
             profiles.append(profile)
         for score, found in (one.scores or {}).items():
-            label = "watcher" if score == WATCHER else score
-            line = scores.setdefault(score, Series(label, [], [], colour=f"palette-{len(scores)}"))
+            line = scores.setdefault(score, Series(_score_name(score), [], [], colour=f"palette-{len(scores)}"))
             line.x.append(name)
             line.y.append(found.auroc)
     say = {"num": measured.num_calibration, "calibration": measured.calibration}
@@ -110,22 +104,26 @@ def _short(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zip")
 
 
+def _score_name(score: str) -> str:
+    """Files call the watcher by what it needs, a surrogate."""
+    return "watcher" if score == WATCHER else score
+
+
 def _watch_details(measured: WatchFile) -> list[str]:
     """The table of scores with their intervals, and the images with the highest scores."""
     body = []
-    names: list[str] = []
+    head: list[str] = []
     rows = []
     for one in measured.sets:
         if one.scores:
-            # The first score is the watcher's. Files call it by what it needs, a surrogate.
-            names = ["watcher", *list(one.scores)[1:]]
+            head = ["AUROC (95 %)", *map(_score_name, one.scores)]
             row = [_short(one.name)]
             for found in one.scores.values():
                 low, high = found.auroc_interval
                 row.append(f"{found.auroc:.3f} ({low:.3f} to {high:.3f})")
             rows.append(row)
     if rows:
-        body.append(table(["AUROC (95 %)", *names], rows))
+        body.append(table(head, rows))
     shown = []
     for image in measured.shown:
         # A pixel for each patch, bright where both models disagree most.
@@ -136,24 +134,6 @@ def _watch_details(measured: WatchFile) -> list[str]:
     if shown:
         body += [paragraph(_PICTURES, "caption"), pictures(shown)]
     return body
-
-
-def draw_watched_images(measured: WatchFile) -> Any:
-    """The images with the highest scores: the image, where in it both models disagree, and where in depth."""
-    plt = use_style()
-    figure, axes = plt.subplots(len(measured.shown), 3, figsize=(7.2, 1.9 * len(measured.shown)), squeeze=False)
-    for row, image in zip(axes, measured.shown):
-        row[0].imshow(Image.open(io.BytesIO(base64.b64decode(image.picture))))
-        row[0].set_title(f"{image.of}: {image.name}", fontsize=7)
-        row[1].imshow(image.map, cmap="viridis")
-        row[1].set_title(f"layer {image.layer}, times the median patch", fontsize=7)
-        for cell in row[:2]:
-            cell.set_axis_off()
-        row[2].plot(range(1, len(image.profile) + 1), image.profile)
-        row[2].axhline(measured.threshold, linestyle=":", color="grey")
-        row[2].set_title(f"score {image.score:.3g} ({image.group})", fontsize=7)
-        row[2].tick_params(labelsize=6)
-    return figure
 
 
 def edit_charts(measured: EditFile) -> list[Chart]:
@@ -177,12 +157,9 @@ def correct_charts(measured: CorrectFile) -> list[Chart]:
     """Agreement with the clean image after a disturbance, by the number of further steps of a phase."""
     series: list[Series] = []
     for side, corrections in measured.sides.items():
-        curves = {}
-        for one in corrections:
-            curves[f"{one.disturbance} {one.size:g}", one.phase] = one.agreement
+        curves = {(f"{one.disturbance} {one.size:g}", one.phase): one.agreement for one in corrections}
         # What the steps cost an undisturbed image is the same beside every disturbance of a phase.
-        for one in corrections:
-            curves[_CLEAN, one.phase] = one.agreement_clean
+        curves |= {(_CLEAN, one.phase): one.agreement_clean for one in corrections}
         for (name, phase), agreement in curves.items():
             shares = (100 * np.array(agreement)).tolist()
             when = {"model": [side], "disturbance": [name]}
