@@ -23,7 +23,7 @@ _EXAMPLE = (
 
 
 def overview(results: Results) -> Section:
-    section = Section("glance", "Glance", "At a glance")
+    section = Section.named("glance")
     if results.subject is not None:
         _, about = results.subject
         if (about.teacher or about.model) == _BUILT_IN and about.data in (None, _BUILT_IN):

@@ -12,7 +12,7 @@ import numpy as np
 from raptor.phases.cut import Phases
 from raptor.phases.evidence import CutEvidence
 from raptor.phases.study import ModelPhases, PhasesFile
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, chooser, described, number
+from raptor.report.charts import Chart, Control, Figure, Section, Series, described, number, series_names
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
 from raptor.report.style import save_figure
@@ -22,10 +22,6 @@ if TYPE_CHECKING:  # reading a run folder imports every kind of result, which `r
     from raptor.report.results import Results
 
 _OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
-_NULL_NAMES = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
-_GROUP_NAMES = {**GROUP_NAMES, "cka": "linear CKA"}
-_PART_NAMES = {"block": "whole block", "attention": "attention", "mlp": "MLP"}
-_COSTS = {"kl": "log10 of KL in nats", "error": "log10 of the relative error of the last state"}
 _MAX_COLUMNS = 4
 _EVIDENCE_HEAD = (
     "states of",
@@ -36,14 +32,10 @@ _EVIDENCE_HEAD = (
     "smooth",
     "twin",
 )
-LEAD = (
-    "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
-    "much the same thing: the phases."
-)
 
 
 def phases(results: Results) -> Section:
-    section = Section("similarity", "Phases", "Phases of depth", LEAD)
+    section = Section.named("similarity")
     if results.phases is None or not results.phases.models:
         section.hint = "raptor phases"
         return section
@@ -124,11 +116,11 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
         if key == _OWN:
             label += " of the run"
         options.append((str(key), label))
-    controls = [chooser("model", "Model", maps), chooser("tokens", "Tokens", maps, _GROUP_NAMES, first.tokens)]
-    if options:
-        controls.append(Control("k", "Phases k", options, _OWN if is_own else str(len(start)), slider=True))
     say = {"images": f"{number(first.num_images)} images of {first.data} at {first.image_size} px"}
-    chart = described("similarity", maps, say, alt=f"Cut into phases {' | '.join(map(str, start))}", controls=controls)
+    alt = f"Cut into phases {' | '.join(map(str, start))}"
+    chart = described("similarity", maps, say, {"tokens": first.tokens}, alt=alt)
+    if options:
+        chart.controls.append(Control("k", "Phases k", options, _OWN if is_own else str(len(start)), slider=True))
     if len(entries) == 1:
         chart.title += f": states of {first.whose}"
     return chart
@@ -136,6 +128,7 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
 
 def replacement(entries: Sequence[ModelPhases]) -> Chart:
     """The cost of every replacement, of blocks and of their parts, with the cuts that were made by it."""
+    units = series_names("replacement")
     maps: list[Series] = []
     num_images = 0
     for name, entry in zip(_names(entries), entries):
@@ -146,13 +139,13 @@ def replacement(entries: Sequence[ModelPhases]) -> Chart:
                 cost = np.log10(found.cost)
             cost[~np.isfinite(cost)] = np.nan  # the diagonal, where nothing is replaced
             when = {"model": [name], "part": [part]}
-            maps.append(Series(name, z=cost, cuts=cuts, unit=_COSTS[found.measure], when=when))
+            maps.append(Series(name, z=cost, cuts=cuts, unit=units[found.measure], when=when))
             num_images = found.num_images
-    controls = [chooser("model", "Model", maps), chooser("part", "Replaced", maps, _PART_NAMES)]
+    chart = described("replacement", maps, {"images": f"{number(num_images)} images"})
     if maps and maps[0].cuts:
         options = [(str(k), f"{k} phases") for k in sorted(maps[0].cuts)]
-        controls.append(Control("k", "Phases k", options, options[-1][0], slider=True))
-    return described("replacement", maps, {"images": f"{number(num_images)} images"}, controls=controls)
+        chart.controls.append(Control("k", "Phases k", options, options[-1][0], slider=True))
+    return chart
 
 
 def gains(entries: Sequence[ModelPhases]) -> Chart:
@@ -163,8 +156,9 @@ def gains(entries: Sequence[ModelPhases]) -> Chart:
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
         if entry.gains:
             series.append(Series(name, 2, entry.gains, colour=f"palette-{i}"))
+    null_names = series_names("gains")
     for name, values in first.null_gains.items():
-        series.append(Series(_NULL_NAMES.get(name, name), 2, values, colour=f"null-{name}", side="null"))
+        series.append(Series(null_names.get(name, name), 2, values, colour=f"null-{name}", side="null"))
     return described("gains", series, mark=None if first.structure else first.chosen_k)
 
 

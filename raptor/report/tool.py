@@ -12,47 +12,26 @@ from raptor.recurrence.correct import CorrectFile
 from raptor.recurrence.depth import FULL, DepthFile
 from raptor.recurrence.edit import EditFile
 from raptor.recurrence.watch import WATCHER, WatchFile
-from raptor.report.charts import Chart, Section, Series, chooser, described
-from raptor.report.markup import bullet_list, paragraph, part, pictures, table
+from raptor.report.charts import Chart, Section, Series, described, series_names
+from raptor.report.markup import bullet_list, paragraph, pictures, table
 from raptor.report.results import Results
 from raptor.report.strips import png
 
-LEAD = (
-    "A recurrent view of depth offers four tools. Each stands beside its baselines and null models, and beside the "
-    "teacher: what the teacher can do as well is not due to recurrence."
-)
-_RULES = {
-    "turn": "turn of cls",
-    "second": "second difference",
-    "entropy": "entropy",
-    "kl": "change of the read-out",
-    "random": "at random",
-    "shorter": "shorter for all",
-}
-_EDITS = {
-    "flipped": "by the edit",
-    "stays": "still after four further steps",
-    "random": "by a random direction",
-    "at_the_end": "same step at the last layer",
-    "gradient": "along the head's gradient",
-}
 _CLEAN = "undisturbed"
-_MODELS = {"twin": "untrained twin", "beside": "other surrogate"}
 _NULL_COLOURS = {"random": "null-shuffled", "shorter": "null-smooth"}
-_COSTS = {"milliseconds": "ms per image", "gflops": "GFLOPs per image"}
 _PICTURES = "The highest scores; below each image the patches on which both models disagree most are bright."
 
 
 def tool(results: Results) -> Section:
     """Depth on demand, watching, editing and correcting, as far as they were measured."""
-    section = Section("tool", "As a tool", "Recurrence as a tool", LEAD)
-    for name, (title, command, make) in _PARTS.items():
+    section = Section.named("tool")
+    for name, (command, make) in _PARTS.items():
         file = getattr(results, name)
         if file is None:
             # A section has one hint: the first part that is missing.
             section.hint = section.hint or command
             continue
-        section.body += [part(title, f"Measured on {file.images}."), bullet_list(file.findings), *make(file)]
+        section.add_part(name, bullet_list(file.findings), *make(file), images=file.images)
         if name == "watch":
             section.body += _watch_details(file)
     return section
@@ -62,20 +41,19 @@ def depth_charts(measured: DepthFile) -> list[Chart]:
     """Agreement against cost: a curve for each rule, from its strictest threshold to its loosest."""
     series: list[Series] = []
     for side, points in measured.sides().items():
-        for place, (family, name) in enumerate(_RULES.items()):
+        for place, (family, name) in enumerate(series_names("depth").items()):
             if not any(point.family == family for point in points):
                 continue
             # Every curve begins at full depth, which is the model as it is.
             of_rule = [point for point in points if point.family in (FULL, family)]
             agreement = [100 * point.agreement for point in of_rule]
-            for cost in _COSTS:
+            for cost in ("milliseconds", "gflops"):
                 curve = Series(name, [getattr(point, cost) for point in of_rule], agreement, base=name)
                 curve.colour = _NULL_COLOURS.get(family, f"palette-{place}")
                 curve.side = "null" if family in _NULL_COLOURS else ""
                 curve.when = {"model": [side], "cost": [cost]}
                 series.append(curve)
-    controls = [chooser("model", "Model", series), chooser("cost", "Cost", series, _COSTS)]
-    return [described("depth", series, {"images": measured.images}, controls=controls)]
+    return [described("depth", series, {"images": measured.images})]
 
 
 def watch_charts(measured: WatchFile) -> list[Chart]:
@@ -140,7 +118,7 @@ def edit_charts(measured: EditFile) -> list[Chart]:
     """Shares of images that the edit and its controls flip, at the end of each phase."""
     series: list[Series] = []
     for side, results in measured.sides().items():
-        for place, (key, name) in enumerate(_EDITS.items()):
+        for place, (key, name) in enumerate(series_names("edit").items()):
             line = Series(name, [], [], colour=f"palette-{place}", base=name, when={"model": [side]})
             for one in results:
                 share = one.flipped
@@ -150,7 +128,7 @@ def edit_charts(measured: EditFile) -> list[Chart]:
                 line.x.append(one.phase)
                 line.y.append(100 * share)
             series.append(line)
-    return [described("edit", series, {"name": measured.class_name}, controls=[chooser("model", "Model", series)])]
+    return [described("edit", series, {"name": measured.class_name})]
 
 
 def correct_charts(measured: CorrectFile) -> list[Chart]:
@@ -164,14 +142,13 @@ def correct_charts(measured: CorrectFile) -> list[Chart]:
             shares = (100 * np.array(agreement)).tolist()
             when = {"model": [side], "disturbance": [name]}
             series.append(Series(f"phase {phase}", 0, shares, colour=f"palette-{phase - 1}", when=when))
-    controls = [chooser("model", "Model", series, _MODELS), chooser("disturbance", "Disturbance", series)]
-    return [described("correct", series, controls=controls)]
+    return [described("correct", series)]
 
 
-_PARTS: dict[str, tuple[str, str, Callable[[Any], list[Chart]]]] = {
-    "depth": ("Depth on demand", "raptor depth", depth_charts),
-    "watch": ("Watching", "raptor watch --unusual noise blur", watch_charts),
-    "edit": ("Editing", "raptor edit --to CLASS", edit_charts),
-    "correct": ("Correcting", "raptor correct", correct_charts),
+_PARTS: dict[str, tuple[str, Callable[[Any], list[Chart]]]] = {
+    "depth": ("raptor depth", depth_charts),
+    "watch": ("raptor watch --unusual noise blur", watch_charts),
+    "edit": ("raptor edit --to CLASS", edit_charts),
+    "correct": ("raptor correct", correct_charts),
 }
-"""Title, command and charts of each part."""
+"""The command and the charts of each part."""
