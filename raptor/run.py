@@ -343,6 +343,16 @@ def read_summary(folder: str | Path) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
+def run_folder(place: object) -> Path | None:
+    """The run folder that `place` names or lies in, as a surrogate lies in its run; None if there is none."""
+    if isinstance(place, str | Path):
+        folder = Path(place).expanduser()
+        for found in (folder, folder.parent):
+            if (found / "config.yaml").is_file():
+                return found
+    return None
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The config a run folder was made with."""
     return read_yaml(Path(folder) / "config.yaml", "choose another --out")

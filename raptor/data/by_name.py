@@ -94,10 +94,11 @@ def open_data(
     # A set that is joined with itself is one object, and so is decoded once.
     readers = {name: name if isinstance(name, ImageData) else _open_reader(name, size) for name in names}
     can_train = {any(map(is_train, reader.parts)) for reader in readers.values()}
-    if len(can_train) == 2 and all(isinstance(name, str) and name.lower().endswith(".zip") for name in names):
-        # Zips to train on beside others with a validation part only are one set, as if a pattern had named them.
-        names = [",".join(names)]
-        readers = {names[0]: open_zips(names[0])}
+    pattern = _as_pattern(names)
+    if len(can_train) == 2 and pattern is not None:
+        # Archives to train on beside others with a validation part only are one set, as if a pattern had named them.
+        names = [pattern]
+        readers = {pattern: _open_reader(pattern, size)}
     opened = {name: _part_of(reader, split) for name, reader in readers.items()}
     data = opened[names[0]]
     if len(names) > 1:
@@ -106,6 +107,17 @@ def open_data(
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
     return data
+
+
+def _as_pattern(names: Sequence[Any]) -> str | None:
+    """Archives of one kind as one pattern; None for other data."""
+    if not all(isinstance(name, str) for name in names):
+        return None
+    if all(name.lower().endswith(".zip") for name in names):
+        return ",".join(names)
+    if all(name.startswith("wds/") or name.lower().endswith(".tar") for name in names):
+        return "wds/" + ",".join(name.removeprefix("wds/") for name in names)
+    return None
 
 
 def _part_of(whole: ImageData, split: Split) -> ImageData:

@@ -18,7 +18,7 @@ from raptor.data.images import ImageData
 from raptor.data.index import listed, tell_once
 from raptor.data.split import is_train, own_validation
 from raptor.files import RunError
-from raptor.run import read_config
+from raptor.run import read_config, run_folder
 
 DEFAULT_DATA = "scenes"
 Spec = str | Sequence[str] | ImageData
@@ -104,14 +104,8 @@ class ChosenData:
 
         with_val: whether the run's images to judge on are wanted; otherwise only its `data` has to be there.
         """
-        if not isinstance(model, str | Path):
-            return None
-        folder = Path(model).expanduser()
-        if not (folder / "config.yaml").is_file():
-            folder = folder.parent  # `run/surrogate` lies in its run
-        if not (folder / "config.yaml").is_file():
-            return None
-        config = read_config(folder)
+        folder = run_folder(model)
+        config = {} if folder is None else read_config(folder)
         if config.get("data") is None:
             return None
         images = config.get("images")

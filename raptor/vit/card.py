@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raptor.files import read_json
-from raptor.run import read_config
+from raptor.run import read_config, run_folder
 from raptor.vit.origin import Opened
 from raptor.vit.view import ViT
 
@@ -58,12 +58,10 @@ def model_card(vit: ViT, run: str | Path | None = None, use: str = "") -> str:
     certificate = ["None was measured: `raptor evaluate RUN` writes one."]
     place = run or vit.opened.model
     if place is not None:
-        folder = Path(place).expanduser()
-        # A surrogate lies in the folder of its run.
-        if not (folder / "config.yaml").is_file() and (folder.parent / "config.yaml").is_file():
-            folder = folder.parent
-        if (folder / "config.yaml").is_file():
-            facts += _training_facts(folder)
+        own_run = run_folder(place)
+        folder = own_run or Path(place).expanduser()
+        if own_run is not None:
+            facts += _training_facts(own_run)
         if (folder / "certificate.json").is_file():
             certificate = ["It is in certificate.json of the run."]
             words = read_json(folder / "certificate.json").get("lines")

@@ -38,16 +38,26 @@ def test_zips_equal_their_folder(tmp_path: Path, method: int) -> None:
         assert all(same(data.load(i), folder.load(i)) for i in range(len(data)))
 
 
-def test_zips_of_the_parts_of_one_set_are_one_set_however_they_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_archives_of_the_parts_of_one_set_are_one_set_however_they_are_named(kind: str, tmp_path: Path) -> None:
     """One by one as by a pattern, though only one of them has images to train on and each lacks a class."""
-    parts = {"a": ["train/x/1.png", "train/y/2.png", "train/y/3.png"], "b": ["val/y/4.png", "val/z/5.png"]}
-    for name, paths in parts.items():
-        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
-            for seed, path in enumerate(paths):
-                archive.writestr(path, encoded(seed))
-    archives = [str(tmp_path / "a.zip"), str(tmp_path / "b.zip")]
+    classes = {"train": "xyy", "val": "yz"}
+    for number, (part, names) in enumerate(classes.items()):
+        files: dict[str, bytes] = {}
+        for i, name in enumerate(names):
+            if kind == "zip":
+                files[f"{part}/{name}/{number}{i}.png"] = encoded(i)
+            else:
+                files |= {f"{number}{i}.png": encoded(i), f"{number}{i}.cls": name.encode()}
+        if kind == "zip":
+            with zipfile.ZipFile(tmp_path / f"{part}.zip", "w") as archive:
+                for path, content in files.items():
+                    archive.writestr(path, content)
+        else:
+            write_tar(tmp_path / f"{part}.tar", files)
+    archives = [str(tmp_path / f"{part}.{kind}") for part in classes]
     for part, num_images in (("train", 3), ("val", 2), ("all", 5)):
-        listed, pattern = open_data(archives, part), open_data(f"{tmp_path}/*.zip", part)
+        listed, pattern = open_data(archives, part), open_data(f"{tmp_path}/*.{kind}", part)
         assert len(listed) == num_images and listed.names == pattern.names and listed.classes == ["x", "y", "z"]
         assert listed.labels == pattern.labels and listed.fingerprint() == pattern.fingerprint()
     # Where all of them can be trained on, or none, each is a set by itself.
