@@ -124,6 +124,7 @@ def _probes(vit: ViT, pair: Pair, options: Json, config: Table1) -> Json:
             "score": result.score,
             "metric": result.metric,
             "higher_is_better": result.higher_is_better,
+            "floors": result.floors,
             "size": result.size,
             "num_images": result.num_images,
             "at_edge": result.at_edge,

@@ -23,7 +23,7 @@ _EXAMPLE = (
 
 
 def overview(results: Results) -> Section:
-    section = Section.named("glance")
+    section = Section("glance", "Glance", "At a glance")
     if results.subject is not None:
         _, about = results.subject
         if (about.teacher or about.model) == _BUILT_IN and about.data in (None, _BUILT_IN):
@@ -106,19 +106,15 @@ def _scores(results: Results) -> tuple[Mapping[str, float | None], Mapping[str, 
 
     Of the certificate, else of the run's validation. They are never mixed: their images may differ.
     """
-    certificate = results.certificate
+    certificate, summary = results.certificate, results.distilled
     if certificate is not None:
         values = {name: prediction.value for name, prediction in certificate.predictions.items()}
         return values, certificate.floors, certificate.split
-    if results.distilled is None:
+    if summary is None:
         return {}, {}, "val"
-    found = results.distilled.validation
-    values = {
-        "agreement": found.agreement,
-        "teacher_accuracy": found.teacher_accuracy,
-        "surrogate_accuracy": found.accuracy,
-    }
-    return values, {}, results.distilled.split
+    found = summary.validation
+    values = {"teacher_accuracy": found.teacher_accuracy, "surrogate_accuracy": found.accuracy}
+    return {"agreement": found.agreement, **values}, {}, summary.split
 
 
 def _surrogate_verdict(results: Results) -> str:
@@ -182,10 +178,11 @@ def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
 
 def _cards(results: Results) -> list[tuple[str, str, str]]:
     items: list[tuple[str, str, str]] = []
-    facts = results.facts
-    distilled = results.distilled
+    facts, distilled = results.facts, results.distilled
     if facts:
-        counts = [f"{where.stop - where.start} {name}" for name, where in facts.groups.present()]
+        counts = []
+        for name, where in facts.groups.present():
+            counts.append(f"{where.stop - where.start} {name}")
         items.append((number(facts.groups.num_tokens), "tokens", f"{', '.join(counts)} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
         items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if distilled else ""))
@@ -198,8 +195,7 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
     elif results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
     scores, floors, _ = _scores(results)
-    of_teacher = scores.get("teacher_accuracy")
-    own = scores.get("surrogate_accuracy")
+    of_teacher, own = scores.get("teacher_accuracy"), scores.get("surrogate_accuracy")
     # A teacher that is never right leaves no share to keep.
     if of_teacher and own is not None:
         kept = f"{percent(own)} of {percent(of_teacher)}"

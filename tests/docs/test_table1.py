@@ -1,4 +1,4 @@
-"""The readings of Table 1 at five and two minutes say what table1.json, training.json and other-images.json hold."""
+"""The readings of Table 1 at two, five and ten minutes say what table1.json, training.json and other-images.json hold."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pages import ROOT
 EXPERIMENTS = ROOT / "paper" / "results"
 FOLDER = EXPERIMENTS / "table1-five-minutes"
 TWO_MINUTES = EXPERIMENTS / "table1-two-minutes"
+TEN_MINUTES = EXPERIMENTS / "table1-ten-minutes"
 ROWS = json.loads((FOLDER / "other-images.json").read_text())["rows"]
 PAGE = " ".join((FOLDER / "reading.md").read_text().split())
 TWO_MINUTE_PAGE = " ".join((TWO_MINUTES / "reading.md").read_text().split())
@@ -24,11 +25,12 @@ def with_interval(found: dict) -> str:
     return f"{short(found['r2'])} [{', '.join(map(short, found['interval']))}]"
 
 
-@pytest.mark.parametrize("folder", [FOLDER, TWO_MINUTES], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [FOLDER, TWO_MINUTES, TEN_MINUTES], ids=lambda folder: folder.name)
 def test_the_shares_are_those_of_the_table(folder) -> None:
     page = " ".join((folder / "reading.md").read_text().split())
     _, *rows = json.loads((folder / "table1.json").read_text())["rows"]
-    for task, words in (("classify", "Classification keeps"), ("depth", "depth"), ("segment", "below the paper**:")):
+    segmentation = "above the paper for the first time**:" if folder == TEN_MINUTES else "below the paper**:"
+    for task, words in (("classify", "Classification keeps"), ("depth", "depth"), ("segment", segmentation)):
         shares = [f"{100 * row['scores'][task]['recovery']['mean']:.1f}" for row in rows]
         assert f"{words} {', '.join(shares[:-1])} and {shares[-1]} %" in page
 
@@ -40,6 +42,19 @@ def test_scores_of_the_training_are_means_of_three_seeds() -> None:
         r2 = [f"{fmean(row[name] for row in seeds):.3f}".lstrip("0") for name in ("r2_last", "r2_lowest")]
         shares = [f"{100 * fmean(row[n] for row in seeds):.1f}" for n in ("agreement", "recovery_head", "recovery")]
         assert f"| {k} | {phases} | {' | '.join(r2 + shares)} |" in TWO_MINUTE_PAGE
+
+
+def test_scores_of_the_ten_minute_training_are_those_of_the_table() -> None:
+    page = (TEN_MINUTES / "reading.md").read_text()
+    _, *rows = json.loads((TEN_MINUTES / "table1.json").read_text())["rows"]
+    last = json.loads((TEN_MINUTES / "training.json").read_text())["validations"][7::8]
+    assert [row["step"] for row in last] == [14_000] * 3
+    for row, at_end in zip(rows, last, strict=True):
+        assert row["recovery_head"]["mean"] == pytest.approx(at_end["recovery_head"])
+        r2 = [f"{value:.3f}".lstrip("0") for value in (row["r2"]["all"]["r2"]["mean"], row["r2_lowest"]["mean"])]
+        shares = [at_end["agreement"], row["recovery_head"]["mean"], row["recovery_ridge"]["mean"]]
+        cells = [row["k"], "+".join(map(str, row["phases"])), *r2, *(f"{100 * share:.1f}" for share in shares)]
+        assert f"| {' | '.join(cells)} |" in page
 
 
 def test_r2_at_the_end_of_stage_1_and_a_quarter_into_stage_2() -> None:
