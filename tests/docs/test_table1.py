@@ -1,4 +1,4 @@
-"""The readings of Table 1 at two, five and ten minutes say what table1.json, training.json and other-images.json hold."""
+"""The readings of Table 1 say what table1.json, training.json and other-images.json hold."""
 
 from __future__ import annotations
 
