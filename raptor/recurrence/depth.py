@@ -107,11 +107,13 @@ def fitting_rules(side: Side, batches: Iterable[Batch], seed: int = 0, precision
     kept = list(batches)
     found: dict[str, Rule] = {}
     for name in RULES:
-        listener = _Listener(Measured(name, math.inf, side.vit.groups, side.read_out))
+        rule = Measured(name, math.inf, side.vit.groups, side.read_out)
+        values = []
         for batch in kept:
             with autocast(precision, batch.images.device):
-                run_on_demand(side.vit, batch.images, listener, side.phases, side.read_out)
-        for threshold in listener.quantiles():
+                values += _values_at_full_depth(rule, side, batch.images)
+        # Of all phases together: one threshold holds for every phase.
+        for threshold in _quantiles(values):
             # A threshold of 0 never fires: the states of this phase do not change.
             if threshold > 0:
                 found[f"{name}<{threshold:.3g}"] = Measured(name, threshold, side.vit.groups, side.read_out)
@@ -126,30 +128,29 @@ def fitting_rules(side: Side, batches: Iterable[Batch], seed: int = 0, precision
     return found
 
 
-class _Listener(Rule):
-    """Never fires, and keeps the values of a rule at full depth."""
+def _values_at_full_depth(rule: Measured, side: Side, images: Tensor) -> list[Tensor]:
+    """What a rule measures of each image in each step, where no phase ends early."""
+    values = []
+    x_btd, context = side.vit.embed(images)
+    for phase, (first, last) in enumerate(side.phases.spans):
+        rule.begin(phase)
+        for layer in range(first, last + 1):
+            before_btd = x_btd
+            x_btd = side.vit.step(layer, before_btd, context)
+            # After the last step of a phase there is nothing to decide.
+            if layer < last:
+                values.append(rule.value(before_btd, x_btd).double().cpu())
+    return values
 
-    def __init__(self, rule: Measured):
-        super().__init__()
-        self.rule = rule
-        self._values: list[Tensor] = []
 
-    def begin(self, phase: int) -> None:
-        self.rule.begin(phase)
-
-    def fires(self, before_btd: Tensor, after_btd: Tensor, num_steps: int) -> Tensor:
-        self._values.append(self.rule.value(before_btd, after_btd).double().cpu())
-        return super().fires(before_btd, after_btd, num_steps)
-
-    # Of all phases together: one threshold holds for every phase.
-    def quantiles(self) -> list[float]:
-        """Empty where every phase has one step, or too few for this rule."""
-        values = torch.cat([*self._values, torch.empty(0, dtype=torch.float64)])
-        # The second difference is infinite at the first step of a phase.
-        values = values[values.isfinite()]
-        if len(values) == 0:
-            return []
-        return values.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+def _quantiles(values: list[Tensor]) -> list[float]:
+    """Empty where every phase has one step, or too few for this rule."""
+    values_n = torch.cat([*values, torch.empty(0, dtype=torch.float64)])
+    # The second difference is infinite at the first step of a phase.
+    values_n = values_n[values_n.isfinite()]
+    if len(values_n) == 0:
+        return []
+    return values_n.quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
 
 
 def measure_depth(
