@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raptor.certificate.verdict import named_images
 from raptor.data.stream import Batch, sharing
-from raptor.devices import full_precision
+from raptor.devices import Ranks, full_precision
 from raptor.dynamics.basins import Basins, BasinsResult
 from raptor.dynamics.direction import Direction, DirectionResult, Gathering, GatheringResult
 from raptor.dynamics.modes import Modes, ModesResult
@@ -43,6 +43,7 @@ from raptor.vit.trajectory import NonFiniteStates, Trajectories
 from raptor.vit.view import Context, ModelFacts, ViT
 
 STABILITY_BATCH = 32  # the random directions depend on it
+_Factorised = tuple[RankResult, ModesResult, BasinsResult | None, list[str]]
 
 
 @dataclass
@@ -195,47 +196,22 @@ def measure_dynamics(
     if num_seen == 0:
         raise ValueError("there are no images to measure")
     reduce_all(ranks, direction, gathering, rank, modes, basins, to_perturb)
-
-    def check_finite() -> None:
-        bad = np.flatnonzero(~np.isfinite(direction.result().norm["all"].mean))
-        if len(bad):
-            raise NonFiniteStates.of(vit.name, f"from layer {bad[0]} on")
-
     # Before the factorisations, whose errors would not name a layer.
-    ranks.first(check_finite)
+    ranks.first(partial(_check_finite, vit, direction))
 
-    def factorise() -> tuple[RankResult, ModesResult, BasinsResult | None, list[str]]:
-        rank_result = rank.result()
-        modes_result = modes.result()
-        if basins is None:
-            return rank_result, modes_result, None, []
-        try:
-            return rank_result, modes_result, basins.result(), []
-        except ValueError as error:
-            # Too few images of the chosen classes: the other measures are as good as ever.
-            return rank_result, modes_result, None, [f"no basins: {error}"]
-
-    def run_from(layer: int, x_btd: Tensor, context: Context) -> list[Tensor]:
-        count(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
-        return vit.unroll(x_btd, context, start=layer)
-
+    factorise: Callable[[], _Factorised] = partial(_factorise, rank, modes, basins)
     with ThreadPoolExecutor(1) as pool:
         # On rank 0 only. With a GPU the host factorises while perturbations are followed; on a CPU both would use the
         # same cores.
-        factorised = None
         if ranks.is_first and vit.device.type != "cpu":
-            factorised = pool.submit(factorise)
+            factorise = pool.submit(factorise).result
         if stability is not None:
             # Only rank 0 holds the images collected from all ranks, but all share the paths.
             perturbed = to_perturb.values() if ranks.size == 1 else ranks.first(lambda: to_perturb.values().cpu())
-            with full_precision(vit.device):
-                for images in perturbed.to(vit.device).split(STABILITY_BATCH):
-                    a_0, context = vit.embed(images)
-                    follow = partial(run_from, context=context)
-                    stability.update(follow(0, a_0), follow, ranks)
+            _follow_perturbations(vit, stability, perturbed, ranks, count)
 
     def result() -> DynamicsResult:
-        rank_result, modes_result, basins_result, notes = factorise() if factorised is None else factorised.result()
+        rank_result, modes_result, basins_result, notes = factorise()
         found = DynamicsResult(
             model=vit.facts(),
             num_images=num_seen,
@@ -258,6 +234,41 @@ def measure_dynamics(
         return found
 
     return ranks.first(result)
+
+
+def _check_finite(vit: ViT, direction: Direction) -> None:
+    bad = np.flatnonzero(~np.isfinite(direction.result().norm["all"].mean))
+    if len(bad):
+        raise NonFiniteStates.of(vit.name, f"from layer {bad[0]} on")
+
+
+def _factorise(rank: Rank, modes: Modes, basins: Basins | None) -> _Factorised:
+    """The results that take factorisations, and why there are no basins where they were asked for."""
+    rank_result = rank.result()
+    modes_result = modes.result()
+    if basins is None:
+        return rank_result, modes_result, None, []
+    try:
+        return rank_result, modes_result, basins.result(), []
+    except ValueError as error:
+        # Too few images of the chosen classes: the other measures are as good as ever.
+        return rank_result, modes_result, None, [f"no basins: {error}"]
+
+
+def _follow_perturbations(
+    vit: ViT, stability: Stability, images: Tensor, ranks: Ranks, count: Callable[[float], None]
+) -> None:
+    """Perturb `images` (N, 3, H, W) in fp32; `count` is told the forward passes."""
+
+    def run_from(layer: int, x_btd: Tensor, context: Context) -> list[Tensor]:
+        count(len(x_btd) * (vit.num_layers - layer) / vit.num_layers)
+        return vit.unroll(x_btd, context, start=layer)
+
+    with full_precision(vit.device):
+        for some in images.to(vit.device).split(STABILITY_BATCH):
+            a_0, context = vit.embed(some)
+            follow = partial(run_from, context=context)
+            stability.update(follow(0, a_0), follow, ranks)
 
 
 def check_perturbable(vit: ViT) -> None:
