@@ -103,7 +103,7 @@ def boundary_finding(speed: np.ndarray, phases: Sequence[int]) -> str:
 
 def _stability_finding(stability: StabilityResult) -> str:
     """Growth of the smallest perturbation of each single group, measured on the group itself."""
-    slope = stability.log_slope()
+    slope = stability.log_slope
     angle = stability.angle_per_eps.mean
     slopes: dict[str, float] = {}
     ends: dict[str, str] = {}

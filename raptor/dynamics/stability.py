@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.dynamics.states import mean_by_group, measured_groups, unit, unit_angle
 from raptor.phases.cut import Phases
-from raptor.streaming import Array, ImageMoments, NotSaved, Record, Reservoir, Spread, jsonable
+from raptor.streaming import Array, ImageMoments, NotSaved, Record, Reservoir, Spread
 from raptor.vit.groups import TokenGroups
 from raptor.vit.trajectory import at_least_float32, check_states
 
@@ -45,6 +44,7 @@ class StabilityResult(Record):
       pass, of the first batch, is for the noise floor).
     noise_floor: `(groups,)`, angle at the last layer when the first state moves by one unit of rounding; angles that
       are not far above it mean nothing.
+    log_slope: `(targets, groups, eps)`, slope of log(angle / eps) against the injection layer, least squares.
     angles: `(N, targets, groups, eps, layers)`, angle at the last layer of single images; not saved.
     paths: `(N, groups, layers, L+1)`, paths of single images under the first target and size; not saved.
     """
@@ -59,17 +59,9 @@ class StabilityResult(Record):
     path: Array
     num_block_calls: int
     noise_floor: Array
+    log_slope: Array
     angles: NotSaved[np.ndarray | None] = None
     paths: NotSaved[np.ndarray | None] = None
-
-    def log_slope(self) -> np.ndarray:
-        """Slope of log(angle / eps) against the injection layer, least squares: `(targets, groups, eps)`."""
-        centred = np.array(self.layers) - np.mean(self.layers)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.log(self.angle_per_eps.mean) @ centred / (centred @ centred)
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"log_slope": jsonable(self.log_slope())}
 
 
 class Stability:
@@ -154,6 +146,9 @@ class Stability:
             assert spread.std is not None and spread.quantiles is not None
             eps = np.array(self.eps)[:, None]
             per_eps.append(Spread(spread.mean / eps, spread.std / eps, spread.quantiles / eps, spread.num_images))
+        centred = np.array(self.layers) - np.mean(self.layers)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_slope = np.log(per_eps[0].mean) @ centred / (centred @ centred)
         return StabilityResult(
             targets=list(self._spans),
             groups=list(self._spans),
@@ -165,6 +160,7 @@ class Stability:
             path=self._path.result().mean,
             num_block_calls=self.num_block_calls,
             noise_floor=self._floor.cpu().numpy(),
+            log_slope=log_slope,
             angles=self._last.kept()[:, 0],
             paths=self._paths.values().cpu().numpy().astype(np.float64),
         )

@@ -64,7 +64,7 @@ def test_sensitivity_slope_is_minus_log_rate() -> None:
         system = Contraction(rate)
         measure = Stability(GROUPS, eps=(1e-3,))
         measure.update(system.states, system.run_from)
-        slope = measure.result().log_slope()[0, 0, 0]
+        slope = measure.result().log_slope[0, 0, 0]
         assert slope == pytest.approx(-np.log(rate), abs=0.02)
 
 
