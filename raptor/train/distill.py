@@ -25,7 +25,7 @@ from raptor.config import DistillConfig
 from raptor.data import iterate
 from raptor.data.apart import describe_images
 from raptor.data.classes import describe_names, head_names
-from raptor.data.stream import TrainStream, check_stream
+from raptor.data.stream import TrainStream
 from raptor.devices import device_name, open_fabric, pick_device, pick_precision, seeded
 from raptor.files import RunError, slug
 from raptor.phases.cut import Phases, check_phases, find_phases, shortest_phase
@@ -47,7 +47,7 @@ from raptor.train.distilled import (
     read_finished,
     start_from,
 )
-from raptor.train.job import Job, open_images
+from raptor.train.job import Job, check_batches, open_images
 from raptor.train.loop import Checkpoint, Loop, deaths_explained
 from raptor.train.losses import groups_at, state_variance
 from raptor.train.plan import Plan
@@ -97,15 +97,6 @@ def distill(config: DistillConfig) -> Distilled | Plan:
     if given is not None and config.head_file is None:
         teacher = replace(teacher, classes=list(given))
     images = open_images(config, teacher.preprocess.size, num_classes, own_names, given)
-    check_stream(
-        len(images.train),
-        config.batch_size,
-        config.augment,
-        config.crop_scale,
-        config.sizes,
-        mixes=config.mixup > 0 or config.cutmix > 0,
-        recolours=config.jitter > 0 or config.grey > 0,
-    )
     for side in config.sizes or ():
         groups_at(teacher, side)
     teacher.to(fabric.device)
@@ -209,6 +200,8 @@ def _made_with(job: Job, classes: Sequence[str] | None) -> dict[str, Any]:
 def _check_options(config: DistillConfig) -> None:
     """Refuse what does not go together."""
     check_parts(config.block, config.adapters, config.adapted)
+    if config.train_images is not None:
+        check_batches(config, config.train_images)
     Budget.parse(config.budget)
     if config.track is not None and find_spec(config.track) is None:
         raise ValueError(f"{config.track} is not installed: pip install 'raptor-vit[track]'")

@@ -16,7 +16,7 @@ from raptor.data.apart import check_apart
 from raptor.data.by_name import as_spec, recorded_spec
 from raptor.data.chosen import default_data
 from raptor.data.classes import for_head, labelled_like, tell_of_new_classes
-from raptor.data.stream import TrainStream, stable_seed
+from raptor.data.stream import TrainStream, check_stream, stable_seed
 from raptor.devices import ranks_of
 from raptor.phases.cut import Phases
 from raptor.phases.study import FUNCTION_IMAGES
@@ -307,6 +307,19 @@ def teacher_forcing(step: int, num_steps: int, start: float, until: float) -> fl
     return start * max(0.0, 1 - step / length)
 
 
+def check_batches(config: DistillConfig, num_images: int) -> None:
+    """Raise where batches as the options want them cannot be made of so many training images."""
+    check_stream(
+        num_images,
+        config.batch_size,
+        config.augment,
+        config.crop_scale,
+        config.sizes,
+        mixes=config.mixup > 0 or config.cutmix > 0,
+        recolours=config.jitter > 0 or config.grey > 0,
+    )
+
+
 def open_images(
     config: DistillConfig, side: int, num_classes: int, own_names: Sequence[str] | None, given: Sequence[str] | None
 ) -> Images:
@@ -322,6 +335,7 @@ def open_images(
         # Labels of all of them as the head numbers its classes, or agreement would compare other classes.
         own = [for_head(images, num_classes, given, own_names) for images in data]
         train = own[0]
+        check_batches(config, len(train))
         head = own[2] if len(own) > 2 else train
         val = labelled_like(own[1], head)
         if config.split not in ("train", "all"):
@@ -334,6 +348,8 @@ def open_images(
     val_name = as_spec(config.val)
     chosen = ChosenData(data_name, val_name, config.split, given, config.skip_bad, own_names, num_classes)
     train = chosen.training(config.train_images, side)
+    # Before the held-out images are compared with them, which decodes some of both.
+    check_batches(config, len(train))
     val = chosen.judged(config.num_images, side, like=train)
     head = chosen.labelled(train, val, side)
     tell_of_new_classes(head, val)

@@ -89,6 +89,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         size = SCENES_SIZE
     if isinstance(spec, tuple):
         train_data, given_val = spec
+        _check_batches(config, train_data)
         check_apart(train_data, given_val)
         val_data = labelled_like(given_val, train_data)
         if given_val.labels is not None and val_data.labels is None:
@@ -97,6 +98,7 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     else:
         chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
         train_data = chosen.training(config.train_images, size)
+        _check_batches(config, train_data)
         val_data = chosen.judged(config.num_images, size, like=train_data)
     name = spec_text(spec)
     classes = train_data.classes
@@ -104,7 +106,6 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
         raise ValueError(f"{name} has no labels to train on: use an image folder with one folder per class")
     if len(classes) < 2:
         raise ValueError(f"{name} has one class only: a classifier needs two or more")
-    check_stream(len(train_data), config.batch_size, config.augment, config.crop_scale)
     check_folder(config.out)
     if val is not None and val_data.labels is None:
         raise ValueError(f"{spec_text(val)} has other classes than {name}: give --val with the same ones")
@@ -143,6 +144,11 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
             with run.writing():
                 repair_saved(vit, folder / "teacher")
     return vit
+
+
+def _check_batches(config: TeacherConfig, data: ImageData) -> None:
+    """Before images are compared with the held-out ones, which takes a while."""
+    check_stream(len(data), config.batch_size, config.augment, config.crop_scale)
 
 
 @torch.no_grad()

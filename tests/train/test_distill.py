@@ -11,7 +11,7 @@ from families import Block, Unheard
 from tiny_run import OPTIONS, blocks_of, metrics, tiny_run, tiny_teacher, write_recipe
 from torch import Tensor, nn
 
-from raptor.data import ImageData, iterate, open_data
+from raptor.data import ChosenData, ImageData, iterate, open_data
 from raptor.files import RunError
 from raptor.phases.cut import Phases, find_phases
 from raptor.phases.function import measure_replacement
@@ -58,6 +58,20 @@ def test_wrong_options_are_one_line(tmp_path, options, message):
         tiny_run(tmp_path / "run", **options)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("train_images", [None, 64])
+def test_a_batch_that_cannot_be_filled_is_refused_before_the_images_are_compared(tmp_path, monkeypatch, train_images):
+    """Comparing them with the held-out ones decodes some of both. A limit that is too small is known at once."""
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("opened too early")
+
+    monkeypatch.setattr(ChosenData, "judged", opened)
+    if train_images is not None:
+        monkeypatch.setattr(ChosenData, "training", opened)
+    with pytest.raises(ValueError, match="a batch of 10000000 cannot be filled"):
+        tiny_run(tmp_path / "run", batch_size=10**7, train_images=train_images)
 
 
 @pytest.mark.parametrize(("factor", "normalise", "told"), [(1, "group", 0), (1e4, "group", 1), (1e4, "coordinate", 0)])
