@@ -24,7 +24,7 @@ import torch
 from raptor.certificate.follow import follow
 from raptor.certificate.null_models import fit_null_models
 from raptor.data.stream import Batch
-from raptor.surrogate import fast
+from raptor.surrogate.block import fast_switched
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.trajectory import autocast
@@ -39,7 +39,7 @@ def bare_passes(surrogate: ViT, teacher: ViT, batches: list[Batch], precision: s
 
 
 def one_by_one(surrogate: ViT, images: torch.Tensor) -> None:
-    with fast.switched(False):
+    with fast_switched(False):
         surrogate(images)
 
 

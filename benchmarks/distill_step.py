@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from raptor.phases.cut import Phases
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train.graphs import GraphedStep
-from raptor.train.losses import token_weights
+from raptor.train.losses import Targets, token_weights
 from raptor.train.step import DistillStep, Parts
 from raptor.vit.open import open_vit
 
@@ -84,17 +84,9 @@ def raptor_step(name: str, batch: int, checkpointing: bool = False) -> tuple[Cal
     teacher = open_vit(f"timm/{name}", pretrained=False, num_classes=0, device="cuda")
     student = make_surrogate(teacher, PHASES, block="paper", conditioning="mlp")
     variance = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
-    module = DistillStep(
-        teacher,
-        student,
-        Phases.from_lengths(PHASES),
-        variance,
-        last_phase_weights=WEIGHTS,
-        stage2_weights=WEIGHTS,
-        compile_blocks=True,
-        checkpointing=checkpointing,
-        half_teacher=True,
-    )
+    phases = Phases.from_lengths(PHASES)
+    targets = Targets.of(teacher, phases, variance, last_phase_weights=WEIGHTS, stage2_weights=WEIGHTS)
+    module = DistillStep(teacher, student, targets, compile_blocks=True, checkpointing=checkpointing, half_teacher=True)
     assert torch.allclose(token_weights(teacher.groups, WEIGHTS).sum(), torch.tensor(1.0))
     optimizer = torch.optim.AdamW([p for _, p in module.trained_parameters()], lr=1e-4, weight_decay=1e-4, fused=True)
     size = teacher.preprocess.size

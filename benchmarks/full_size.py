@@ -104,7 +104,7 @@ def measure_case(case: str, args: argparse.Namespace) -> None:
     import torch
 
     from raptor.train import distill, loop
-    from raptor.train import plan as plan_module
+    from raptor.train import stage as stage_module
     from raptor.train.plan import Plan
 
     name, batch = case.split(":")
@@ -118,14 +118,13 @@ def measure_case(case: str, args: argparse.Namespace) -> None:
     loop.LOG_EVERY = 2  # type: ignore[attr-defined]
     if steps >= 100:
         loop.LOG_EVERY = 5
-    plan_module._NUM_TIMED["cuda"] = (3, 2)  # type: ignore[attr-defined]
+    stage_module._NUM_TIMED["cuda"] = (3, 2)  # type: ignore[attr-defined]
     folder = Path(tempfile.mkdtemp(prefix="full-size-"))
     try:
         began = time.monotonic()
         plan = distill(shape.model, **options, dry_run=True, out=str(folder / "run"))
         assert isinstance(plan, Plan)
         result |= {"compile_seconds": time.monotonic() - began, "step_peak_gib": plan.memory_bytes / GIB}
-        result["fixed_gib"] = plan.fixed_bytes / GIB
         write(path, result)
         say(case, f"compiled in {result['compile_seconds']:.0f} s, a step takes {result['step_peak_gib']:.1f} GiB")
         del plan

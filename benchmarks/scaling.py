@@ -32,7 +32,7 @@ from raptor.probes.classify import Classify
 from raptor.probes.grid import grid_around, step_seconds
 from raptor.probes.protocol import DEFAULTS
 from raptor.surrogate.surrogate import make_surrogate
-from raptor.train import distill, plan
+from raptor.train import distill, stage
 from raptor.train.plan import Plan
 from raptor.vit.trajectory import Trajectories
 from raptor.vit.view import ViT
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--figure", default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    plan._clock = lambda device: time.process_time()  # type: ignore[attr-defined]
+    stage._clock = lambda device: time.process_time()  # type: ignore[attr-defined]
     grid.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore
     rows = []
     for command, cost in COSTS.items():

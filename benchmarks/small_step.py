@@ -32,11 +32,13 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from raptor.phases.cut import Phases
-from raptor.surrogate import fast
+from raptor.surrogate.block import fast_switched
+from raptor.surrogate.fast import attend
 from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import frozen
 from raptor.train.graphs import GraphedStep
+from raptor.train.losses import Targets
 from raptor.train.step import DistillStep, Parts
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
@@ -90,7 +92,7 @@ def switched(variant: Variant) -> Iterator[None]:
     """Inside the context the variant's switches are on, the others off."""
     for name, (module, function, replacement) in SWITCHES.items():
         setattr(module, function, replacement if name in variant.on else PRODUCT[name])
-    with fast.switched("copies" not in variant.on):  # with copies no block folds, of teacher or student
+    with fast_switched("copies" not in variant.on):  # with copies no block folds, of teacher or student
         yield
 
 
@@ -136,8 +138,8 @@ class Bench:
         student = make_surrogate(self.teacher, variant.phases, adapters=variant.adapters)
         variance = torch.ones(self.teacher.num_layers, self.teacher.groups.num_tokens)
         phases = Phases.from_lengths(variant.phases)
-        options = {"compile_blocks": compiled, "half_teacher": compiled}
-        return DistillStep(self.teacher, student, phases, variance, WEIGHTS, WEIGHTS, **options)  # type: ignore[arg-type]
+        targets = Targets.of(self.teacher, phases, variance, stage1_weights=WEIGHTS, last_phase_weights=WEIGHTS)
+        return DistillStep(self.teacher, student, targets, compile_blocks=compiled, half_teacher=compiled)
 
     def gradient(self, variant: Variant) -> Tensor:
         """Of the step in fp32 with every switch off, all parameters in one vector."""
@@ -204,10 +206,10 @@ def tune_attention(bench: Bench) -> dict[str, float]:
 
     def both() -> None:
         leaf = qkv.detach().requires_grad_()
-        torch.autograd.grad(fast.attend(leaf, heads, kernel=False), leaf, grad)
+        torch.autograd.grad(attend(leaf, heads, kernel=False), leaf, grad)
 
     times = {
-        "torch forward": microseconds(partial(fast.attend, qkv, heads, False), bench.device),
+        "torch forward": microseconds(partial(attend, qkv, heads, False), bench.device),
         "torch forward and backward": microseconds(both, bench.device),
     }
     for name, tiles in TILES.items():

@@ -108,6 +108,7 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from raptor.devices import open_fabric
     from raptor.phases.cut import Phases
     from raptor.surrogate.surrogate import make_surrogate
+    from raptor.train.losses import Targets
     from raptor.train.step import DistillStep
     from raptor.vit.open import open_vit
 
@@ -120,7 +121,7 @@ def exchange(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     phases = Phases.from_lengths((4, 4, 4))
     student = make_surrogate(teacher, phases, block="paper", conditioning="mlp")
     ones_lt = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
-    module = DistillStep(teacher, student, phases, ones_lt, half_teacher=kind == "cuda")
+    module = DistillStep(teacher, student, Targets.of(teacher, phases, ones_lt), half_teacher=kind == "cuda")
     parameters = [p for _, p in module.trained_parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=kind == "cuda")
     wrapped, optimizer = fabric.setup(module, optimizer)

@@ -12,8 +12,8 @@ from torch import Tensor
 from raptor.data.stream import stable_seed
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.result import HeadTensors, Pick, SeedRun, rank
-from raptor.train.plan import time_steps
-from raptor.train.stage import learning_rate
+from raptor.train.loop import learning_rate
+from raptor.train.stage import time_steps
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8

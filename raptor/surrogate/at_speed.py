@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from raptor.devices import torch_defaults
-from raptor.surrogate import fast
-from raptor.surrogate.block import Modulation
+from raptor.surrogate.block import Modulation, fast_is_on
 from raptor.surrogate.fast import AtDepth
 from raptor.surrogate.surrogate import Step, shared_blocks
 from raptor.vit.calls import copied
@@ -63,7 +62,7 @@ class FixedStep(Step):
     def next_state(self, x_btd: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         weights = self.tied.weights(self.depth)
         view = self._view[0]
-        if view is not None and fast.is_on() and view.takes(args, kwargs):
+        if view is not None and fast_is_on() and view.takes(args, kwargs):
             at = self._factors()._replace(layers=view.weights_with(weights))
             return view.run(x_btd, at, fused=True)
         modulation = self._factors()

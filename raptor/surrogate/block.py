@@ -1,18 +1,23 @@
 """The blocks that a surrogate ties: the paper's own, and a copy of one of the teacher's. Depth modulates both.
 
-These are the formulas as they are meant to be read. `raptor.surrogate.fast` computes the same with fewer passes.
+These are the formulas as they are meant to be read. `raptor.surrogate.fast` computes the same with fewer passes, unless
+it is switched off:
+
+    with fast_switched(False):
+        ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raptor.surrogate.adapters import DepthLinear, Weights, adapt
+from raptor.surrogate.adapters import DepthAdapters, DepthLinear, Weights, adapt
 from raptor.vit.calls import first_tensor, with_state
 
 _NUM_FACTORS = 8
@@ -232,3 +237,82 @@ class Modulated(nn.Module):
         if self.factor is None:
             return output
         return with_state(output, film(first_tensor(output), *self.factor))
+
+
+class TiedBlock(nn.Module):
+    """The shared block of one phase, modulated by `conditioning` at the depth that is asked for.
+
+    With `adapters` the depth also changes its matrices. `view` is the block's `FastBlock`, if there is one.
+    """
+
+    def __init__(
+        self,
+        block: nn.Module,
+        conditioning: nn.Module | None,
+        adapters: DepthAdapters | None = None,
+        view: Any = None,
+    ):
+        super().__init__()
+        self.block = block
+        self.conditioning = conditioning
+        self.adapters = adapters
+        self._view = (view,)  # in a tuple, so that its modules are not registered a second time
+
+    @property
+    def fast(self) -> Any:
+        """The block's fast view, unless fast views are switched off or somebody has changed the block."""
+        view = self._view[0]
+        if view is None or not fast_is_on() or not view.stands_for(self.block):
+            return None
+        return view
+
+    def modulation(self, depth: Tensor) -> Modulation | None:
+        """The block's factors at the depths `(n,)`, or at one, a 0-d tensor; None without conditioning."""
+        if self.conditioning is None:
+            return None
+        return self.conditioning(depth)
+
+    def weights(self, depth: Tensor) -> Weights | None:
+        """The weights of the block's layers at the depths `(n,)`, or at one, a 0-d tensor; None without adapters."""
+        if self.adapters is None:
+            return None
+        return self.adapters(self.block.layers, depth)
+
+    def forward(self, x_btd: Tensor, depth: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """State after the layer `depth`: one number as a 0-d tensor, or one per row, `(B,)`."""
+        modulation = self.modulation(depth)
+        weights = self.weights(depth)
+        # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes,
+        # and torch.jit.trace, which compares a trace with gradients to one without, must see the same path in both.
+        is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if depth.ndim == 0 and not torch.is_grad_enabled() and not is_recorded:
+            view = self.fast
+            if view is not None and view.takes(args, kwargs):
+                return view.infer(x_btd, modulation, weights)
+        if weights is not None:
+            kwargs["weights"] = weights
+        return self.block(x_btd, modulation, *args, **kwargs)
+
+
+# Which of the two ways blocks run.
+
+_fast = True
+
+
+def fast_is_on() -> bool:
+    """Whether blocks run through their fast views."""
+    return _fast
+
+
+@contextmanager
+def fast_switched(on: bool) -> Iterator[None]:
+    """Inside the context blocks run through their fast views, or exactly as written. Training steps keep what was set
+    when they were made.
+    """
+    global _fast
+    before = _fast
+    _fast = on
+    try:
+        yield
+    finally:
+        _fast = before

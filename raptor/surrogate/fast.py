@@ -1,21 +1,16 @@
 """The blocks of `raptor.surrogate.block`, computed with fewer passes over the states.
 
 Scales and shifts along the features are folded into the linear layers beside them, and activations and attention run
-with fused gradients. `FastBlock` is such a view of a block; it is used unless one switch is off:
-
-    with fast.switched(False):
-        ...
-
-Then every block runs as its formula is written. Tests compare the two. The view exists for the paper's block and for
-copied blocks of the most common make: pre-norm, packed attention, an MLP with GELU, biases everywhere, with or without
-LayerScale. Any other copied block runs as it is.
+with fused gradients. `FastBlock` is such a view of a block, and tests compare the two. The view exists for the paper's
+block and for copied blocks of the most common make: pre-norm, packed attention, an MLP with GELU, biases everywhere,
+with or without LayerScale. Any other copied block runs as it is.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +19,7 @@ from torch import Tensor, nn
 
 from raptor.devices import HAS_TRITON
 from raptor.surrogate import block as plain
-from raptor.surrogate.adapters import Weights
+from raptor.surrogate.adapters import Weights, at_each_depth
 from raptor.surrogate.block import UNMODULATED, CopiedBlock, Modulated, Modulation, PaperBlock
 from raptor.surrogate.kernels import activations, attention
 from raptor.surrogate.teacher_blocks import double_device, first_state, in_double, num_heads_of
@@ -37,27 +32,6 @@ _SAME = 1e-6  # how far the view of a copied block may be from it in float64, re
 # Numbers for missing factors: they cost no operation, and on a GPU the many small operations of a depth take longer to
 # launch than to run.
 _NO_FACTORS = Modulation(1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0)  # type: ignore[arg-type]
-
-_on = True
-
-
-def is_on() -> bool:
-    """Whether blocks run through their fast views."""
-    return _on
-
-
-@contextmanager
-def switched(on: bool) -> Iterator[None]:
-    """Inside the context blocks run through their fast views, or exactly as written. Training steps keep what was set
-    when they were made.
-    """
-    global _on
-    before = _on
-    _on = on
-    try:
-        yield
-    finally:
-        _on = before
 
 
 class Folded(NamedTuple):
@@ -350,6 +324,126 @@ def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()  # a graph that is exported should hold no trace of it
+
+
+# A phase's layers, made at once for all of its depths. Each depth on its own would scale and round the tied weights
+# again, and its gradients would be taken apart and added to the others' one by one.
+
+
+class LayerCall(NamedTuple):
+    """What a phase's block takes at one of its layers, beside the state and the teacher's own arguments.
+
+    Attributes:
+        modulation: its factors as vectors (D,); None for a fast block, whose folded layers have them.
+        kwargs: the folded layers, or the weights of that depth where it has its own.
+    """
+
+    modulation: Modulation | None
+    kwargs: dict[str, Any]
+
+
+def fold_depths(block: FastBlock, modulation: Modulation | None, weights: Weights | None, dtype: torch.dtype) -> Folded:
+    """All depths' layers, where `modulation` has factors (n, D) and `weights` are of n depths.
+
+    Tensors that differ between depths are rounded to `dtype` here, where a compiler fuses it. `RoundedCopies` rounds
+    the shared ones.
+    """
+    layers, t3, shift3 = block.fold(modulation, weights)
+    rounded = []
+    for weight, bias in layers:
+        if weight.ndim == 3:
+            weight = weight.to(dtype)
+        if bias.ndim == 2:
+            bias = bias.to(dtype)
+        rounded.append((weight, bias))
+    return Folded(tuple(rounded), t3, shift3)
+
+
+def layer_calls(
+    tied: Any, block: nn.Module, depth_n: Tensor, fold: Callable[..., Folded] = fold_depths
+) -> list[LayerCall]:
+    """How the tied block of a phase is called at each of the depths (n,) of its layers.
+
+    Everything is made for the whole phase here, because a compiled block that read a table would be compiled again for
+    each phase.
+
+    Args:
+        block: what runs: the block's fast view, or the block itself.
+        fold: `fold_depths`, or its compiled form, which scales and rounds in fused kernels.
+    """
+    num_depths = len(depth_n)
+    modulation = tied.modulation(depth_n)
+    if modulation is not None:
+        modulation = modulation.flattened(1)
+    weights = tied.weights(depth_n)
+    if isinstance(block, FastBlock):
+        dtype = product_dtype(block.norm1.weight)
+        folded = fold(block, modulation, weights, dtype)
+        return [LayerCall(None, {"folded": one}) for one in _each_depth(folded, num_depths, dtype)]
+    factors: Sequence[Modulation | None] = [None] * num_depths
+    if modulation is not None:
+        factors = modulation.unbind()
+    if weights is None:
+        return [LayerCall(one, {}) for one in factors]
+    return [LayerCall(one, {"weights": own}) for one, own in zip(factors, at_each_depth(weights))]
+
+
+def _each_depth(folded: Folded, num_depths: int, dtype: torch.dtype) -> list[Folded]:
+    """The layers of n depths as one `Folded` for each."""
+    own: list[bool] = []  # whether weight and bias of each layer differ between depths
+    tensors: list[Tensor] = []
+    for weight, bias in folded.layers:
+        own += [weight.ndim == 3, bias.ndim == 2]
+        tensors += [weight, bias]
+    shared = [tensor for tensor, differs in zip(tensors, own) if not differs]
+    # All in one call, because each call of the function is a node of the graph.
+    copies = RoundedCopies.apply(num_depths, dtype, *shared)
+    by_depth: list[Sequence[Tensor]] = []
+    num_taken = 0
+    for tensor, differs in zip(tensors, own):
+        if differs:
+            by_depth.append(tensor.unbind())
+        else:
+            by_depth.append(copies[num_taken : num_taken + num_depths])
+            num_taken += num_depths
+    t3_n: Sequence[Any] = [folded.t3] * num_depths
+    if isinstance(folded.t3, Tensor):
+        t3_n = folded.t3.unbind()
+    shift3_n: Sequence[Any] = [folded.shift3] * num_depths
+    if isinstance(folded.shift3, Tensor):
+        shift3_n = folded.shift3.unbind()
+    each = []
+    for n in range(num_depths):
+        here = [depths[n] for depths in by_depth]
+        layers = tuple(zip(here[0::2], here[1::2]))
+        each.append(Folded(layers, t3_n[n], shift3_n[n]))
+    return each
+
+
+class RoundedCopies(torch.autograd.Function):
+    """`num` copies of each tensor in another precision; their gradients are added up at once in the tensor's own.
+
+    Autograd would add them one by one, in bf16, where a gradient of 1/512 beside 1 is lost.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, num: int, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.num = num
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        copies = []
+        for tensor in tensors:
+            rounded = tensor.to(dtype)
+            # Own tensors over one memory: autograd tells the outputs apart by the tensor, and nothing is copied.
+            copies += [rounded.detach() for _ in range(num)]
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        sums = []
+        for n, dtype in enumerate(ctx.dtypes):
+            part = grads[n * ctx.num : (n + 1) * ctx.num]
+            sums.append(torch.stack(part).sum(0, dtype=dtype))
+        return None, None, *sums
 
 
 # Whether a copied block is of the common make.

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from raptor.devices import seeded, torch_defaults
 from raptor.phases.cut import Phases, check_phases
-from raptor.surrogate import fast
-from raptor.surrogate.adapters import DepthAdapters, Weights
-from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, Modulation, PaperBlock
-from raptor.surrogate.fast import FastBlock
+from raptor.surrogate.adapters import DepthAdapters
+from raptor.surrogate.block import CopiedBlock, DepthMLP, DepthTable, PaperBlock, TiedBlock
+from raptor.surrogate.fast import FastBlock, view_of_copy
 from raptor.surrogate.teacher_blocks import (
     adapted_layers,
     modulation_points,
@@ -31,61 +30,6 @@ from raptor.vit.calls import copied
 from raptor.vit.origin import Opened, Origin, SurrogateSpec
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
-
-
-class TiedBlock(nn.Module):
-    """The shared block of one phase, modulated by `conditioning` at the depth that is asked for.
-
-    With `adapters` the depth also changes its matrices. `view` computes the block with fewer passes, if there is one.
-    """
-
-    def __init__(
-        self,
-        block: nn.Module,
-        conditioning: nn.Module | None,
-        adapters: DepthAdapters | None = None,
-        view: FastBlock | None = None,
-    ):
-        super().__init__()
-        self.block = block
-        self.conditioning = conditioning
-        self.adapters = adapters
-        self._view = (view,)  # in a tuple, so that its modules are not registered a second time
-
-    @property
-    def fast(self) -> FastBlock | None:
-        """The block's fast view, unless fast views are switched off or somebody has changed the block."""
-        view = self._view[0]
-        if view is None or not fast.is_on() or not view.stands_for(self.block):
-            return None
-        return view
-
-    def modulation(self, depth: Tensor) -> Modulation | None:
-        """The block's factors at the depths `(n,)`, or at one, a 0-d tensor; None without conditioning."""
-        if self.conditioning is None:
-            return None
-        return self.conditioning(depth)
-
-    def weights(self, depth: Tensor) -> Weights | None:
-        """The weights of the block's layers at the depths `(n,)`, or at one, a 0-d tensor; None without adapters."""
-        if self.adapters is None:
-            return None
-        return self.adapters(self.block.layers, depth)
-
-    def forward(self, x_btd: Tensor, depth: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """State after the layer `depth`: one number as a 0-d tensor, or one per row, `(B,)`."""
-        modulation = self.modulation(depth)
-        weights = self.weights(depth)
-        # A compiler fuses the formula by itself. With a gradient the formula is differentiable as often as one likes,
-        # and torch.jit.trace, which compares a trace with gradients to one without, must see the same path in both.
-        is_recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if depth.ndim == 0 and not torch.is_grad_enabled() and not is_recorded:
-            view = self.fast
-            if view is not None and view.takes(args, kwargs):
-                return view.infer(x_btd, modulation, weights)
-        if weights is not None:
-            kwargs["weights"] = weights
-        return self.block(x_btd, modulation, *args, **kwargs)
 
 
 class Step(nn.Module):
@@ -243,7 +187,7 @@ def _tied_block(teacher: ViT, spec: SurrogateSpec, phase: int) -> TiedBlock:
         if spec.adapters:
             adapted = adapted_layers(teacher, layer, spec.adapters, spec.adapted)
         block = copied_block(teacher, layer, spec.conditioning != "none", adapted)
-        view = fast.view_of_copy(block, teacher)
+        view = view_of_copy(block, teacher)
         if spec.adapters:
             adapters = DepthAdapters(block.layers, spec.adapters, first, last)
     conditioning: nn.Module | None = None

@@ -48,11 +48,12 @@ from raptor.train.distilled import (
     start_from,
 )
 from raptor.train.job import Job, check_batches, open_images
-from raptor.train.loop import Checkpoint, Loop, deaths_explained
+from raptor.train.loop import Checkpoint, Loop
 from raptor.train.losses import groups_at, state_variance
 from raptor.train.plan import Plan
 from raptor.train.plan_distill import estimate, plan_run
 from raptor.train.stage import Budget
+from raptor.train.stopping import deaths_explained
 from raptor.vit.open import open_vit
 from raptor.vit.saved import repair_saved, save_vit
 from raptor.vit.trajectory import Trajectories
@@ -321,7 +322,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
     stages = job.stages(student, phases, variance, head, stream, validator)
     data = [images.train, images.val]
     loop = Loop(run, job.fabric, stages, saved, data, config.track, config.checkpoint_minutes)
-    say(estimate(job, validator))
+    say(estimate(job, stages))
     loop.fit()
     bad_images = loop.bad_images()
     try:

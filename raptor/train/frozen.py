@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raptor.surrogate import fast
-from raptor.surrogate.fast import FastBlock, attend
+from raptor.surrogate.block import fast_is_on
+from raptor.surrogate.fast import FastBlock, attend, view_of_copy
 from raptor.surrogate.kernels.activations import ShortGELU, linear_gelu
 from raptor.surrogate.surrogate import copied_block
 from raptor.vit.view import ViT
@@ -40,11 +40,11 @@ def half_copy(vit: ViT) -> ViT:
 def frozen_blocks(teacher: ViT) -> list[FrozenBlock]:
     """All blocks of a teacher in fp32, folded; an empty list where one of them has no fast view."""
     frozen: list[FrozenBlock] = []
-    if not fast.is_on():
+    if not fast_is_on():
         return frozen
     for layer in range(1, teacher.num_layers + 1):
         copied = copied_block(teacher, layer, modulated=False)
-        view = fast.view_of_copy(copied, teacher)
+        view = view_of_copy(copied, teacher)
         if view is None or not view.stands_for(copied):
             return []
         frozen.append(FrozenBlock(view))

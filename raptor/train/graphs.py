@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from raptor.train.step import DistillStep, Parts
 
 _NUM_WARM = 3  # passes on a side stream before a capture, as torch asks for: kernels are chosen and compiled in them
 
@@ -25,16 +24,16 @@ class NotCapturable(RuntimeError):
 
 
 class StepGraphs:
-    """The captured passes of one stage, by image size and by the losses that a step computes."""
+    """The captured passes of one stage of a `DistillStep`, by image size and by the losses that a step computes."""
 
-    def __init__(self, module: DistillStep, stage: str, precision: str):
+    def __init__(self, module: Any, stage: str, precision: str):
         self.module = module
         self.stage = stage
         self.precision = precision
         self.enabled = True
-        self.graphs: dict[tuple[Parts, torch.Size], GraphedStep] = {}
+        self.graphs: dict[tuple[Hashable, torch.Size], GraphedStep] = {}
 
-    def run(self, images: Tensor, lam: float, parts: Parts) -> Tensor | None:
+    def run(self, images: Tensor, lam: float, parts: Hashable) -> Tensor | None:
         """The loss of every layer, with the gradients left in place; None when the step cannot run as a graph."""
         if not self.enabled:
             return None
@@ -63,14 +62,14 @@ class GraphedStep:
     """Replays one stage's forward and backward pass; gradients land in the parameters' `grad`.
 
     Args:
-        module: the step, on a GPU.
+        module: the `DistillStep`, on a GPU.
         stage: `stage1` or `stage2`.
         images: a batch of the same shape as all later ones.
-        parts: which of the two losses are in it. With both, lambda may change from step to step.
+        parts: its `Parts`, which of the two losses are in it. With both, lambda may change from step to step.
         precision: `bf16` or `fp32`.
     """
 
-    def __init__(self, module: DistillStep, stage: str, images: Tensor, parts: Parts, precision: str):
+    def __init__(self, module: Any, stage: str, images: Tensor, parts: Hashable, precision: str):
         self.module = module
         self.stage = stage
         self.parts = parts

@@ -1,13 +1,12 @@
-"""One distillation: its teacher, its images and its machine, and the two stages that it trains."""
+"""One distillation: its teacher, its images and its machine. It makes the surrogate and the stages to train."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from raptor.certificate.heads import Head
 from raptor.config import DistillConfig
@@ -16,19 +15,17 @@ from raptor.data.apart import check_apart
 from raptor.data.by_name import as_spec, recorded_spec
 from raptor.data.chosen import default_data
 from raptor.data.classes import for_head, labelled_like, tell_of_new_classes
-from raptor.data.stream import TrainStream, check_stream, stable_seed
+from raptor.data.stream import TrainStream, check_stream
 from raptor.devices import ranks_of
 from raptor.phases.cut import Phases
 from raptor.phases.study import FUNCTION_IMAGES
 from raptor.surrogate.surrogate import check_trainable, make_surrogate
 from raptor.train.graphs import StepGraphs
-from raptor.train.optimizer import parameter_groups
-from raptor.train.stage import Budget, Stage
-from raptor.train.step import DistillStep, Parts
-from raptor.train.validation import Validator, shown_r2
+from raptor.train.losses import HeadTerm, Targets
+from raptor.train.stage import Budget
+from raptor.train.step import DistillStage, DistillStep
+from raptor.train.validation import Validator
 from raptor.vit.view import ViT
-
-NUM_VALIDATIONS = 4  # per stage
 
 
 class Images(NamedTuple):
@@ -59,7 +56,6 @@ class Job:
         self.precision = precision
         self.ranks = ranks_of(fabric)
         self.shares = stage_shares(config)
-        self.steps_per_epoch = (config.epoch_images or len(images.train)) / config.batch_size
         self.has_head_term = config.head_weight > 0 and "stage2" in self.shares
         self.compiles = fabric.device.type == "cuda"
         if config.compile is not None:
@@ -142,25 +138,36 @@ class Job:
             head: of the head term, where the recipe has one.
         """
         config = self.config
+        targets = Targets.of(
+            self.teacher,
+            phases,
+            variance,
+            stage1_weights=config.stage1_weights,
+            last_phase_weights=config.last_phase_weights,
+            stage2_weights=config.stage2_weights,
+            cosine=config.cosine,
+            sizes=config.sizes or (),
+        )
+        head_term = None
+        if head is not None:
+            head_term = HeadTerm(head, config.head_weight, every_phase=config.hand_over > 0)
+        on_gpu = self.fabric.device.type == "cuda"
         module = DistillStep(
             self.teacher,
             student,
-            phases,
-            variance,
-            config.stage1_weights,
-            config.last_phase_weights,
-            config.stage2_weights,
-            config.cosine,
-            self.compiles,
-            config.checkpointing,
-            # On a CPU bf16 is slower than fp32.
-            half_teacher=self.precision == "bf16" and self.fabric.device.type == "cuda",
-            sizes=config.sizes or (),
-            head=head,
-            head_weight=config.head_weight,
-            every_phase=config.hand_over > 0,
+            targets,
+            head_term,
+            compile_blocks=self.compiles,
+            checkpointing=config.checkpointing,
+            half_teacher=self.precision == "bf16" and on_gpu,  # on a CPU bf16 is slower than fp32
         )
-        return [DistillStage(self, name, module, stream, validator, student) for name in self.shares]
+        stages = []
+        for name, share in self.shares.items():
+            graphs = None
+            if self.graphed():
+                graphs = StepGraphs(module, name, self.precision)
+            stages.append(DistillStage(config, name, share, module, stream, validator, graphs))
+        return stages
 
 
 def stage_shares(config: DistillConfig) -> dict[str, float]:
@@ -178,133 +185,6 @@ def stage_shares(config: DistillConfig) -> dict[str, float]:
     if len(shares) > 1 and budget.unit == "steps" and round(budget.amount) < len(shares):
         raise ValueError("one step cannot be shared by two stages: give --budget 2steps or more")
     return shares
-
-
-class DistillStage(Stage):
-    """`stage1` or `stage2` of a distillation."""
-
-    module: DistillStep
-
-    def __init__(
-        self, job: Job, name: str, module: DistillStep, stream: TrainStream, validator: Validator, student: ViT
-    ):
-        recipe = job.config
-        self.name = name
-        self.title = f"distil {name}"
-        self.module = module
-        self.stream = stream
-        self.recipe = recipe
-        self.validator = validator
-        self.student = student
-        self.graphs = StepGraphs(module, name, job.precision) if job.graphed() else None
-        self.groups = parameter_groups(module.trained_parameters(), recipe.optimizer, recipe.weight_decay)
-        self.clip = recipe.clip
-        self.lr = recipe.lr
-        self.min_lr = recipe.min_lr
-        self.warmup = recipe.warmup
-        self.batch_size = recipe.batch_size
-        self.budget = Budget.parse(recipe.budget)
-        self.share = job.shares[name]
-        self.steps_per_epoch = job.steps_per_epoch
-        self.num_validations = NUM_VALIDATIONS
-        self.refines = recipe.start is not None  # then few steps are enough, and nothing is said of them
-        if name == "stage2":
-            self.before = recipe.stage1_share
-        # Stage 1 is averaged only where the recipe ends with it: stage 2 goes on from its last weights.
-        if name == "stage2" or recipe.stage1_share == 1:
-            self.average_last = recipe.average_last
-
-    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
-        """The loss of every trained layer, on the device."""
-        # Drawn outside the module and the graph: a replayed graph would repeat its random numbers.
-        images = self.stream.batch(step, self.name, self._size(step, num_steps))
-        lam = self._lam(step, num_steps)
-        lengths = self._lengths(step)
-        layer_losses = None
-        # A graph holds one sequence of blocks, so a step with a hand-over runs without one.
-        if self.graphs is not None and lengths is None:
-            layer_losses = self.graphs.run(images, lam, Parts.of(lam))
-        if layer_losses is None:
-            loss, layer_losses = wrapped(images, self.name, lam, lengths=lengths)
-            propagate(loss)
-        return layer_losses
-
-    def end(self) -> None:
-        if self.graphs is not None:
-            self.graphs.release()
-
-    def kind(self, step: int, num_steps: int) -> tuple[Parts, int, bool]:
-        hands_over = self._lengths(step) is not None
-        return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps), hands_over
-
-    def _lengths(self, step: int) -> list[int] | None:
-        """Steps of each phase before it hands over, drawn for a share of the steps of stage 2; None for all steps."""
-        if self.name != "stage2" or not self.recipe.hand_over:
-            return None
-        # From the step, so that all ranks and a resumed run hand over alike.
-        drawn = random.Random(stable_seed(self.recipe.seed, "hand over", step))
-        if drawn.random() >= self.recipe.hand_over:
-            return None
-        lengths = []
-        for first, last in self.module.spans:
-            lengths.append(drawn.randint(1, last - first + 1))
-        return lengths
-
-    def _size(self, step: int, num_steps: int) -> int:
-        """The image size of a step: one that the stream draws, or the first of two until its share of the run ends."""
-        until = self.recipe.first_size_until
-        if not until:
-            return self.stream.size(step, self.name)
-        assert self.recipe.sizes is not None
-        place = self.before + self.share * step / num_steps  # in the whole run
-        is_late = place >= until
-        return self.recipe.sizes[int(is_late)]
-
-    def _lam(self, step: int, num_steps: int) -> float:
-        if self.name != "stage1":
-            return 0.0
-        return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
-
-    def clip_groups(self) -> list[list[nn.Parameter]]:
-        return self.module.clip_groups(self.name)
-
-    def tensors(self) -> dict[str, Tensor]:
-        tensors = {"variance": self.module.variance}
-        for name, value in self.module.shared_blocks.state_dict().items():
-            tensors[f"block.{name}"] = value
-        return tensors
-
-    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
-        num_layers = self.student.num_layers
-        layer_nl = loss_nl[:, :num_layers]
-        # Seven digits are what fp32 has; metrics.jsonl would be twice as long with those of the conversion.
-        rounded = [float(f"{loss:.7g}") for loss in layer_nl.mean(0).tolist()]
-        found: dict[str, Any] = {"loss": float(layer_nl.mean()), "layer_loss": rounded}
-        if self.module.has_head_term(self.name):
-            found["head_loss"] = float(loss_nl[:, num_layers].mean())
-        return found
-
-    def where(self, column: int | None = None) -> str:
-        if column is None:
-            return f" of {self.name}"
-        if column == self.student.num_layers:
-            return f" of {self.name}, head term"
-        return f" of {self.name}, layer {column + 1}"
-
-    def validate(self) -> tuple[dict[str, Any], str]:
-        scores = self.validator.validate(self.student)
-        note = f"R2 {shown_r2(scores.r2_last)} (lowest {shown_r2(scores.r2_lowest)})"
-        if scores.agreement is not None:
-            note += f", agreement {scores.agreement:.1%}"
-        return scores.to_dict(), note
-
-
-def teacher_forcing(step: int, num_steps: int, start: float, until: float) -> float:
-    """lambda, the share of teacher forcing: linear from `start` to 0 over the first `until` of the run."""
-    length = until * num_steps
-    if length <= 0:
-        return 0.0
-    return start * max(0.0, 1 - step / length)
 
 
 def check_batches(config: DistillConfig, num_images: int) -> None:

@@ -7,31 +7,27 @@ stage, step), so a resumed run equals an uninterrupted one.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raptor.certificate.verdict import MIN_STEPS
 from raptor.data import ImageData
-from raptor.data.images import is_dead_worker
-from raptor.devices import COLLECTIVE_TIMEOUT, is_lost_rank, is_out_of_memory, ranks_of
+from raptor.devices import is_out_of_memory, ranks_of
 from raptor.files import RunError
 from raptor.progress import Progress, say
 from raptor.run import Interrupted, Run, StopSignal
 from raptor.streaming import Record
-from raptor.train.optimizer import damaged_moment
-from raptor.train.plan import few_steps, step_seconds
-from raptor.train.stage import Stage, Training
+from raptor.train.optimizer import damaged_moment, make_optimizers, moments, named_parameters
+from raptor.train.stage import Stage, few_steps, mean_seconds
+from raptor.train.stopping import Asked, Pace
 
-STEPS_AHEAD = 4
 LOG_EVERY = 20  # steps; reading losses waits for the device, so it is rare
 _UNLOGGED = "unlogged_losses"  # in a checkpoint: the losses of the steps since the last line of metrics.jsonl
 
@@ -52,6 +48,120 @@ class LoopState(Record):
     num_logged: int = 0
     unvalidated: bool = False  # whether the validation after `step` is still to be done
     logged_seconds: float = 0.0  # `seconds` at the last line of metrics.jsonl
+
+
+def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: float) -> float:
+    """Linear warm-up over the first `warmup` of the run to `peak`, then a cosine down to `low` at its last step."""
+    num_warm = max(1, round(warmup * num_steps))
+    if step < num_warm:
+        # Above 0, or the first step would change nothing.
+        return peak * (step + 1) / num_warm
+    # One step ahead, so that the last step has `low` itself.
+    progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
+    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
+
+
+class Training:
+    """A stage with its module as Fabric wraps it, its optimizers, and the mean of its last weights.
+
+    Args:
+        tensors: of the checkpoint that the stage goes on from; empty at its beginning.
+    """
+
+    def __init__(self, stage: Stage, fabric: Any, tensors: Mapping[str, Tensor]):
+        self.stage = stage
+        self.fabric = fabric
+        made = make_optimizers(stage.groups, stage.lr, stage.betas, fused=fabric.device.type == "cuda")
+        # The optimizers' own state, by parameter: torch's state_dict numbers parameters, and another order of them
+        # would mix their moments.
+        self.states = {}
+        for optimizer in made:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.states[parameter] = optimizer.state
+        self.weights: list[Tensor] = []
+        self.means: list[Tensor] = []
+        names = []
+        for name, parameter in named_parameters(stage.groups):
+            names.append(name)
+            self.weights.append(parameter)
+        self.mean_names = [f"average.{name}" for name in names]
+        if tensors:
+            for entry, parameter, key, _ in moments(stage.groups):
+                value = tensors[entry]
+                # AdamW counts steps on the host unless it is fused; a count on the GPU would be waited for.
+                if key != "step" or fabric.device.type == "cuda":
+                    value = value.to(parameter.device)
+                self.states[parameter][parameter][key] = value
+            # A checkpoint from before the averaged steps has no mean.
+            if self.mean_names[0] in tensors:
+                self.means = [tensors[name].to(weight) for name, weight in zip(self.mean_names, self.weights)]
+        self.wrapped, *self.optimizers = fabric.setup(stage.module, *made)
+
+    def step(self, step: int, num_steps: int) -> Tensor:
+        """One step of the optimizers; the losses (N,) to log, on the device."""
+        # By the step's number: one of torch's schedulers would have to be replayed where a run is resumed.
+        lr = self.rate(step, num_steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        losses = self.stage.losses(self.wrapped, step, num_steps, self._propagate)
+        for parameters in self.stage.clip_groups():
+            nn.utils.clip_grad_norm_(parameters, self.stage.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self._average(step, num_steps)
+        return losses.detach()
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """The learning rate of a step."""
+        stage = self.stage
+        return learning_rate(step, num_steps, stage.lr, stage.min_lr, stage.warmup)
+
+    def _propagate(self, loss: Tensor) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)  # no pass over the gradients to write zeros
+        self.fabric.backward(loss)
+
+    @torch.no_grad()
+    def _average(self, step: int, num_steps: int) -> None:
+        """Take the weights into the mean over the last steps of the stage, which the stage ends with."""
+        first = num_steps - round(self.stage.average_last * num_steps)
+        if step < first:
+            return
+        # By the step's number, so that a checkpoint needs no count. The lists are one kernel on a GPU, not hundreds.
+        if step == first or not self.means:
+            self.means = [weight.detach().clone() for weight in self.weights]
+        else:
+            torch._foreach_lerp_(self.means, self.weights, 1 / (step - first + 1))
+        if step == num_steps - 1:
+            torch._foreach_copy_(self.weights, self.means)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: the stage's own tensors, the optimizers' state, and the mean if it has begun."""
+        saved = dict(self.stage.tensors())
+        for entry, parameter, key, shape in moments(self.stage.groups):
+            value = self.states[parameter].get(parameter, {}).get(key)
+            if value is None:  # a parameter that never had a gradient, which is the same as zeros
+                value = torch.zeros(shape, device=parameter.device)
+            saved[entry] = value
+        return {**saved, **dict(zip(self.mean_names, self.means))}
+
+    def seconds(self) -> tuple[float, int]:
+        """Mean seconds per step over all ranks, from a few steps that are then undone, and how many were timed."""
+        saved = [weight.detach().clone() for weight in self.weights]
+        mean, num_timed = mean_seconds(self.step, self.stage.kind, self.fabric.device, ranks_of(self.fabric))
+        with torch.no_grad():
+            for weight, value in zip(self.weights, saved):
+                # In place, because the optimizers hold these very tensors.
+                weight.copy_(value)
+        # The optimizers and the mean are as before the first step.
+        self.means = []
+        for state in self.states.values():
+            state.clear()
+        # All ranks turn the same mean into steps; with times of their own they would train different numbers of them.
+        seconds = torch.tensor(mean, device=self.fabric.device)
+        return float(self.fabric.all_reduce(seconds, reduce_op="mean")), num_timed
 
 
 class Loop:
@@ -126,7 +236,7 @@ class Loop:
     def _fit_stage(self, stage: Stage, tensors: Mapping[str, Tensor]) -> None:
         training = Training(stage, self.fabric, tensors)
         if stage.name not in self.state.num_steps:
-            num_steps = stage.num_steps(lambda: step_seconds(training, self.fabric)[0])
+            num_steps = stage.num_steps(lambda: training.seconds()[0])
             self.state.num_steps[stage.name] = num_steps
             if num_steps < MIN_STEPS and not stage.refines:
                 say(few_steps(stage, num_steps))
@@ -163,7 +273,7 @@ class Loop:
                 self.state.seconds += time.monotonic() - since
                 unlogged = {_UNLOGGED: loss_nl}
                 if log:
-                    self._log(stage, step, loss_nl)
+                    self._log(training, step, loss_nl)
                     losses = []
                     unlogged = {}
                 if save:
@@ -193,7 +303,8 @@ class Loop:
             where = stage.where(column)
             raise RunError(f"the loss is not finite at step {first}{where}: {self.run.kept()}; try a smaller --lr")
 
-    def _log(self, stage: Stage, step: int, loss_nl: Tensor) -> None:
+    def _log(self, training: Training, step: int, loss_nl: Tensor) -> None:
+        stage = training.stage
         num_steps = self.state.num_steps[stage.name]
         seconds = self.state.seconds - self.state.logged_seconds
         self.state.logged_seconds = self.state.seconds
@@ -203,7 +314,7 @@ class Loop:
             "num_steps": num_steps,
             **stage.metrics(loss_nl),
             "images_per_s": round(len(loss_nl) * stage.batch_size / max(seconds, 1e-9), 1),
-            "lr": stage.rate(step, num_steps),
+            "lr": training.rate(step, num_steps),
             "seconds": round(self.state.seconds, 2),
         }
         self.run.log(**values)
@@ -269,71 +380,6 @@ class Loop:
 
 def _now() -> float:
     return time.monotonic()
-
-
-class Pace:
-    """Keeps the host at most `STEPS_AHEAD` steps ahead of a GPU, so that a stop signal has few steps to wait for."""
-
-    def __init__(self) -> None:
-        self._events: deque[torch.cuda.Event] = deque()
-
-    def wait(self) -> None:
-        """Wait for the step before the last few; called after each step."""
-        event = torch.cuda.Event(blocking=True)  # the host sleeps instead of spinning on a core that decodes images
-        event.record()
-        self._events.append(event)
-        if len(self._events) > STEPS_AHEAD:
-            self._events.popleft().synchronize()
-
-
-class Asked:
-    """Requests of single ranks, made known to all of them.
-
-    Ranks tell each other between their hosts (gloo) while a step runs, so that none waits for its GPU or for another
-    rank's step: with several ranks the answer is that of the step before.
-    """
-
-    def __init__(self, world_size: int):
-        self._group = _host_group() if world_size > 1 else None
-        self._running: tuple[Tensor, Any] | None = None
-
-    def by_any(self, *asked: bool) -> tuple[bool, ...]:
-        """For each entry, whether some rank asked for it. Every rank calls this once per step."""
-        if self._group is None:
-            return asked
-        # The answer of the step before: to wait for this one's would hold up the launch of kernels.
-        answer = (False,) * len(asked)
-        if self._running is not None:
-            flags, work = self._running
-            work.wait()
-            answer = tuple(flags.bool().tolist())
-        # The largest flag says whether any rank asked.
-        flags = torch.tensor(asked, dtype=torch.uint8)
-        work = torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX, self._group, async_op=True)
-        self._running = (flags, work)
-        return answer
-
-
-@cache
-def _host_group() -> Any:
-    """A group of all ranks whose messages go between hosts."""
-    return torch.distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-
-
-@contextmanager
-def deaths_explained(run: Run, fabric: Any) -> Iterator[None]:
-    """Inside, the death of a process that the run needs is one line that names the last good checkpoint."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = " ".join(str(error).split())[:160]  # torch's own may go on over pages
-        if is_dead_worker(error):
-            what = f"a process that decodes images died ({text}); if memory is short, lower --num_workers"
-        elif fabric.world_size > 1 and is_lost_rank(error):
-            what = f"another process of this run died ({text})"
-        else:
-            raise
-        raise RunError(f"{what}: {run.kept()}; the same command goes on from there") from None
 
 
 def open_tracker(track: str, folder: Path) -> Callable[[Mapping[str, float], int], object]:

@@ -1,14 +1,17 @@
-"""What the squared error of each state is weighted with: weights of tokens, variances to divide by."""
+"""What a step minimises beside its blocks: the weights of each state's error, and the term of a head's classes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from raptor.certificate.heads import Head
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.phases.cut import Phases
@@ -82,6 +85,85 @@ def targets_of(
             angles = (cosine * w_lt).unbind()  # the cosine is of the states themselves: no variance divides it
         stages.append([Target(weights, cosine_t) for weights, cosine_t in zip(squared.unbind(), angles)])
     return stages[0], stages[1]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the error of each state is weighted with.
+
+    Attributes:
+        variance: (L, T), or (L, T, D) where each coordinate has its own: the divisor of each squared error.
+        layers: the `Target` of each layer, by stage and by the number of tokens of a batch's images.
+    """
+
+    variance: Tensor
+    layers: dict[tuple[str, int], list[Target]]
+
+    @classmethod
+    def of(
+        cls,
+        teacher: ViT,
+        phases: Phases,
+        variance: Tensor,
+        *,
+        stage1_weights: Mapping[str, float] | None = None,
+        last_phase_weights: Mapping[str, float] | None = None,
+        stage2_weights: Mapping[str, float] | None = None,
+        cosine: float = 0.0,
+        sizes: Sequence[int] = (),
+    ) -> Targets:
+        """The targets of a recipe.
+
+        Args:
+            stage1_weights: token-group weights of the phases before the last in stage 1; None takes the plain mean.
+            last_phase_weights: the same of the last phase in stage 1.
+            stage2_weights: token-group weights of every layer in stage 2.
+            cosine: how much of `1 - cos` is added to each squared error.
+            sizes: image sizes that batches may have beside the teacher's own.
+        """
+        variance = variance.to(teacher.device)
+        layers = {}
+        for groups in (teacher.groups, *(groups_at(teacher, size) for size in sizes)):
+            here = at_groups(variance, teacher.groups, groups)
+            stages = targets_of(groups, phases, here, stage1_weights, last_phase_weights, stage2_weights, cosine)
+            layers["stage1", groups.num_tokens], layers["stage2", groups.num_tokens] = stages
+        return cls(variance, layers)
+
+
+@dataclass(frozen=True)
+class HeadTerm:
+    """The term of stage 2 that compares the classes which a head gives teacher and student.
+
+    Attributes:
+        weight: of the term beside the mean over layers.
+        every_phase: whether it reads the state at the end of every phase, not only of the last one.
+    """
+
+    head: Head
+    weight: float
+    every_phase: bool = False
+
+    def loss(self, student: ViT, teacher_btd: Tensor, ends: Sequence[Tensor]) -> Tensor:
+        """KL(p_T || p_S), mean over images and over the states read; `ends` are the student's, one for each phase.
+
+        Both go through the norm and head that the student has from its teacher, which are frozen.
+        """
+
+        def log_probabilities(state_btd: Tensor) -> Tensor:
+            if self.head.linear is None:
+                logits_bc = student.finish(state_btd)
+            else:
+                logits_bc = self.head.linear(student.features(state_btd))
+            return logits_bc.float().log_softmax(dim=-1)
+
+        with torch.no_grad():
+            teacher_bc = log_probabilities(teacher_btd.float())
+        read = ends if self.every_phase else ends[-1:]
+        losses = []
+        for end_btd in read:
+            student_bc = log_probabilities(end_btd)
+            losses.append(F.kl_div(student_bc, teacher_bc, reduction="batchmean", log_target=True))
+        return torch.stack(losses).mean()
 
 
 class StateVariance:

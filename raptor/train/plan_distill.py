@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from raptor.phases.study import check_cuts
 from raptor.progress import clock, say
 from raptor.run import check_config, check_folder, read_config
 from raptor.train.distilled import DistillSummary, check_run_folder, read_finished
-from raptor.train.job import NUM_VALIDATIONS, Job
+from raptor.train.job import Job
 from raptor.train.loop import LOG_EVERY
 from raptor.train.optimizer import moments
 from raptor.train.plan import NUM_DECODED, Plan, free_disk, num_bytes, peak_memory, plan_stages
-from raptor.train.stage import Budget
+from raptor.train.step import NUM_VALIDATIONS, DistillStage
 from raptor.train.validation import Validator
 from raptor.vit.trajectory import autocast
 from raptor.vit.weights import check_weights
@@ -68,10 +69,7 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     for _, parameter, key, _ in moments(stages[0].groups):
         if key != "step":
             kept += num_bytes([parameter])
-    fixed = peak_memory(device) + trained + kept  # and a gradient of each weight
-    # A step of a large batch takes minutes on a CPU, and the estimate needs none.
-    say(estimate(job, validator))
-    say(f"timing a few steps of {config.batch_size} images")
+    say(estimate(job, stages))
     parts = plan_stages(stages, job.fabric)
     # A line of metrics.jsonl has some 200 bytes and about 14 for the loss of each layer.
     num_lines = sum(part.num_steps for part in parts) / LOG_EVERY
@@ -108,22 +106,21 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
         parts=parts,
         other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
         memory_bytes=max(job.ranks.gather(peak_memory(device))),
-        fixed_bytes=fixed,
         written_bytes=written,
         free_bytes=free_disk(folder, sum(written.values())),
         num_devices=job.ranks.size,
-        exchanged_bytes=trained,
         notes=_notes(job, folder),
     )
 
 
-def estimate(job: Job, validator: Validator) -> str:
+def estimate(job: Job, stages: Sequence[DistillStage]) -> str:
     """How long the run takes, from the time of one forward pass."""
+    validator = stages[0].validator
     seconds = _image_seconds(job, validator) / job.ranks.size
-    budget = Budget.parse(job.config.budget)
-    training = budget.amount * sum(job.shares.values())
+    budget = stages[0].budget
+    training = budget.amount * sum(stage.share for stage in stages)
     if budget.unit == "epochs":
-        training *= job.steps_per_epoch
+        training *= stages[0].steps_per_epoch
     if budget.unit != "s":
         training *= _PASSES_PER_STEP * seconds * job.config.batch_size
     measuring = _num_measured(job, validator) * seconds

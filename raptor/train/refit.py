@@ -14,8 +14,8 @@ from raptor.certificate.linear_head import LinearHead, head_logits
 from raptor.certificate.refit import Refitted, after_blocks, replaced_weights
 from raptor.data.stream import TrainStream
 from raptor.devices import ONE_PROCESS, Ranks
-from raptor.train.plan import time_steps
-from raptor.train.stage import learning_rate
+from raptor.train.loop import learning_rate
+from raptor.train.stage import time_steps
 from raptor.vit.trajectory import autocast
 from raptor.vit.view import ViT
 

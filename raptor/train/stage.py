@@ -1,17 +1,20 @@
-"""One stage of training: how long it is, what is trained, and one step of it with its optimizers."""
+"""One stage of training: how long it is, and what is trained."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raptor.train.optimizer import ParameterGroup, make_optimizers, moments, named_parameters
+from raptor.certificate.verdict import MIN_STEPS
+from raptor.devices import ONE_PROCESS, Ranks
+from raptor.train.optimizer import ParameterGroup
 
 _UNITS = {  # as written: the unit it is kept in, and the factor between them
     "s": ("s", 1.0),
@@ -24,6 +27,11 @@ _UNITS = {  # as written: the unit it is kept in, and the factor between them
     "epochs": ("epochs", 1.0),
 }
 _MAX_AMOUNT = 1e10  # of any unit
+_TIMED_RUN = 64  # steps of a small run whose kinds of steps have the shares of the real one
+# Steps of each kind when timing: first the untimed ones (compilation, capture, caches, start of the loader), then the
+# timed ones.
+_NUM_TIMED = {"cuda": (4, 16), "cpu": (1, 2)}
+_SLOW_STEP = 2.0  # seconds; so long a step is timed only once
 
 
 @dataclass(frozen=True)
@@ -67,17 +75,6 @@ class Budget:
                 boundary = max(1, min(boundary, total - 1))
             boundaries.append(boundary)
         return max(1, boundaries[1] - boundaries[0])
-
-
-def learning_rate(step: int, num_steps: int, peak: float, low: float, warmup: float) -> float:
-    """Linear warm-up over the first `warmup` of the run to `peak`, then a cosine down to `low` at its last step."""
-    num_warm = max(1, round(warmup * num_steps))
-    if step < num_warm:
-        # Above 0, or the first step would change nothing.
-        return peak * (step + 1) / num_warm
-    # One step ahead, so that the last step has `low` itself.
-    progress = (step - num_warm + 1) / max(1, num_steps - num_warm)
-    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
 
 
 class Stage:
@@ -126,10 +123,7 @@ class Stage:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Called after the last step: let go of what only steps need, which would take memory from the next stage."""
-
-    def rate(self, step: int, num_steps: int) -> float:
-        return learning_rate(step, num_steps, self.lr, self.min_lr, self.warmup)
+        """Called after the last step: let go of what only steps need."""
 
     def num_steps(self, step_seconds: Callable[[], float]) -> int:
         """The length of the stage; `step_seconds` times a step, where the budget is in seconds."""
@@ -160,89 +154,89 @@ class Stage:
         raise NotImplementedError
 
 
-class Training:
-    """A stage with its module as Fabric wraps it, its optimizers, and the mean of its last weights.
+def few_steps(stage: Stage, num_steps: int) -> str:
+    """What to say of a stage that is too short to train anything."""
+    budget = stage.budget
+    needed = math.ceil(budget.amount * MIN_STEPS / num_steps)
+    return (
+        f"{stage.title}: --budget {budget.amount:g}{budget.unit} gives only {num_steps} steps here, of "
+        f"{stage.batch_size} images, so the result will be undertrained; {MIN_STEPS} steps need about "
+        f"--budget {needed}{budget.unit}"
+    )
+
+
+# A budget of seconds becomes steps by the time of a few.
+
+
+def mean_seconds(
+    train_step: Callable[[int, int], object],
+    kind_of: Callable[[int, int], Hashable],
+    device: torch.device,
+    ranks: Ranks = ONE_PROCESS,
+) -> tuple[float, int]:
+    """Mean seconds per step of a whole run: each kind of step is timed and weighted by its share of the run.
+
+    Also returns how many steps were timed.
 
     Args:
-        tensors: of the checkpoint that the stage goes on from; empty at its beginning.
+        train_step: trains one step, given its number and the number of all steps.
+        kind_of: which kind of step (with teacher forcing or without) that is.
     """
+    by_kind: dict[Hashable, list[int]] = {}
+    for step in range(_TIMED_RUN):
+        by_kind.setdefault(kind_of(step, _TIMED_RUN), []).append(step)
+    num_untimed, num_timed = _NUM_TIMED[device.type]
+    total = 0.0
+    num_steps = 0
+    num_all = 0
+    # Steps of a kind in their order, because a loader that reads ahead starts again where they do not follow.
+    for steps in by_kind.values():
+        if len(steps) == 1:
+            continue  # a single one does not count
+        start = min(num_untimed, len(steps) // 2)
+        seconds, num = time_steps(
+            lambda i, steps=steps: train_step(steps[i], _TIMED_RUN),  # type: ignore[misc]
+            start,
+            min(num_timed, len(steps) - start),
+            lambda: _clock(device),
+            ranks,
+        )
+        total += len(steps) * seconds
+        num_steps += len(steps)
+        num_all += num
+    return total / num_steps, num_all
 
-    def __init__(self, stage: Stage, fabric: Any, tensors: Mapping[str, Tensor]):
-        self.stage = stage
-        made = make_optimizers(stage.groups, stage.lr, stage.betas, fused=fabric.device.type == "cuda")
-        # The optimizers' own state, by parameter: torch's state_dict numbers parameters, and another order of them
-        # would mix their moments.
-        self.states = {}
-        for optimizer in made:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    self.states[parameter] = optimizer.state
-        self.weights: list[Tensor] = []
-        self.means: list[Tensor] = []
-        names = []
-        for name, parameter in named_parameters(stage.groups):
-            names.append(name)
-            self.weights.append(parameter)
-        self.mean_names = [f"average.{name}" for name in names]
-        if tensors:
-            for entry, parameter, key, _ in moments(stage.groups):
-                value = tensors[entry]
-                # AdamW counts steps on the host unless it is fused; a count on the GPU would be waited for.
-                if key != "step" or fabric.device.type == "cuda":
-                    value = value.to(parameter.device)
-                self.states[parameter][parameter][key] = value
-            # A checkpoint from before the averaged steps has no mean.
-            if self.mean_names[0] in tensors:
-                self.means = [tensors[name].to(weight) for name, weight in zip(self.mean_names, self.weights)]
-        self.wrapped, *self.optimizers = fabric.setup(stage.module, *made)
-        self.backward = fabric.backward
 
-    def step(self, step: int, num_steps: int) -> Tensor:
-        """One step of the optimizers; the losses (N,) to log, on the device."""
-        # By the step's number: one of torch's schedulers would have to be replayed where a run is resumed.
-        lr = self.stage.rate(step, num_steps)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-        losses = self.stage.losses(self.wrapped, step, num_steps, self._propagate)
-        for parameters in self.stage.clip_groups():
-            nn.utils.clip_grad_norm_(parameters, self.stage.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self._average(step, num_steps)
-        return losses.detach()
+def time_steps(
+    run: Callable[[int], object],
+    num_untimed: int,
+    num_timed: int,
+    now: Callable[[], float],
+    ranks: Ranks = ONE_PROCESS,
+) -> tuple[float, int]:
+    """Mean seconds per step of this rank, and of how many: one where that is slow already, else `num_timed`.
 
-    def _propagate(self, loss: Tensor) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)  # no pass over the gradients to write zeros
-        self.backward(loss)
+    Args:
+        run: does a step, given its number from 0. The first `num_untimed` start loaders and kernels.
+        now: the time when all work is done, in seconds.
+        ranks: all of them time as many steps, because those of a training need every rank.
+    """
+    for i in range(num_untimed):
+        run(i)
+    # The first timed step by itself: where one takes seconds already, sixteen would take longer than some runs.
+    began = now()
+    run(num_untimed)
+    first = now() - began
+    # Asked of rank 0 only: ranks that decided by themselves would do different numbers of steps, and wait for ever.
+    if num_timed == 1 or ranks.first(lambda: first >= _SLOW_STEP):
+        return first, 1
+    began = now()
+    for i in range(1, num_timed):
+        run(num_untimed + i)
+    return (first + now() - began) / num_timed, num_timed
 
-    @torch.no_grad()
-    def _average(self, step: int, num_steps: int) -> None:
-        """Take the weights into the mean over the last steps of the stage, which the stage ends with."""
-        first = num_steps - round(self.stage.average_last * num_steps)
-        if step < first:
-            return
-        # By the step's number, so that a checkpoint needs no count. The lists are one kernel on a GPU, not hundreds.
-        if step == first or not self.means:
-            self.means = [weight.detach().clone() for weight in self.weights]
-        else:
-            torch._foreach_lerp_(self.means, self.weights, 1 / (step - first + 1))
-        if step == num_steps - 1:
-            torch._foreach_copy_(self.weights, self.means)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: the stage's own tensors, the optimizers' state, and the mean if it has begun."""
-        saved = dict(self.stage.tensors())
-        for entry, parameter, key, shape in moments(self.stage.groups):
-            value = self.states[parameter].get(parameter, {}).get(key)
-            if value is None:  # a parameter that never had a gradient, which is the same as zeros
-                value = torch.zeros(shape, device=parameter.device)
-            saved[entry] = value
-        return {**saved, **dict(zip(self.mean_names, self.means))}
-
-    def forget(self) -> None:
-        """Drop the state of the optimizers and the mean, as before the first step."""
-        self.means = []
-        for state in self.states.values():
-            state.clear()
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic()

@@ -1,30 +1,37 @@
-"""One training step as one module: images in, losses out. Teacher and student both run inside it.
+"""One step of a distillation: images in, losses and gradients out. Teacher and student both run inside it.
 
-Nothing trainable is called outside this module, so a data-parallel wrapper sees every parameter it has to reduce.
+`DistillStage` draws what a step is made of; `DistillStep` is the step as one module. Nothing trainable is called
+outside it, so a data-parallel wrapper sees every parameter it has to reduce.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from raptor.certificate.heads import Head
+from raptor.config import DistillConfig
+from raptor.data.stream import TrainStream, stable_seed
 from raptor.phases.cut import Phases
 from raptor.surrogate.block import Modulation
-from raptor.surrogate.depths import LayerCall, fold_depths, layer_calls
+from raptor.surrogate.fast import LayerCall, fold_depths, layer_calls
 from raptor.surrogate.kernels.attention import choose_attention
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.surrogate.teacher_blocks import has_image_arguments
 from raptor.train.frozen import half_copy
-from raptor.train.losses import Target, at_groups, groups_at, targets_of
+from raptor.train.graphs import StepGraphs
+from raptor.train.losses import HeadTerm, Target, Targets
+from raptor.train.optimizer import parameter_groups
+from raptor.train.stage import Budget, Stage
+from raptor.train.validation import Validator, shown_r2
 from raptor.vit.calls import first_tensor
 from raptor.vit.view import Context, ViT
 
+NUM_VALIDATIONS = 4  # per stage
 _MAX_SHAPES = 64  # graphs of one function that a process may compile, two for each batch size
 
 
@@ -40,51 +47,173 @@ class Parts(NamedTuple):
         return cls(lam < 1, lam > 0)
 
 
+class DistillStage(Stage):
+    """`stage1` or `stage2` of a distillation: what is drawn for each of its steps, and what is said of them.
+
+    Args:
+        name: `stage1` or `stage2`.
+        share: of the run's budget.
+        stream: this rank's training batches.
+        graphs: the captured passes of this stage, where steps run as CUDA graphs.
+    """
+
+    module: DistillStep
+
+    def __init__(
+        self,
+        recipe: DistillConfig,
+        name: str,
+        share: float,
+        module: DistillStep,
+        stream: TrainStream,
+        validator: Validator,
+        graphs: StepGraphs | None = None,
+    ):
+        self.name = name
+        self.title = f"distil {name}"
+        self.module = module
+        self.stream = stream
+        self.recipe = recipe
+        self.validator = validator
+        self.graphs = graphs
+        self.groups = parameter_groups(module.trained_parameters(), recipe.optimizer, recipe.weight_decay)
+        self.clip = recipe.clip
+        self.lr = recipe.lr
+        self.min_lr = recipe.min_lr
+        self.warmup = recipe.warmup
+        self.batch_size = recipe.batch_size
+        self.budget = Budget.parse(recipe.budget)
+        self.share = share
+        self.steps_per_epoch = (recipe.epoch_images or len(stream.data)) / recipe.batch_size
+        self.num_validations = NUM_VALIDATIONS
+        self.refines = recipe.start is not None  # then few steps are enough, and nothing is said of them
+        if name == "stage2":
+            self.before = recipe.stage1_share
+        # Stage 1 is averaged only where the recipe ends with it: stage 2 goes on from its last weights.
+        if name == "stage2" or recipe.stage1_share == 1:
+            self.average_last = recipe.average_last
+
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        """The loss of every trained layer, on the device."""
+        # Drawn outside the module and the graph: a replayed graph would repeat its random numbers.
+        images = self.stream.batch(step, self.name, self._size(step, num_steps))
+        lam = self._lam(step, num_steps)
+        lengths = self._lengths(step)
+        layer_losses = None
+        # A graph holds one sequence of blocks, so a step with a hand-over runs without one.
+        if self.graphs is not None and lengths is None:
+            layer_losses = self.graphs.run(images, lam, Parts.of(lam))
+        if layer_losses is None:
+            loss, layer_losses = wrapped(images, self.name, lam, lengths=lengths)
+            propagate(loss)
+        return layer_losses
+
+    def end(self) -> None:
+        if self.graphs is not None:
+            self.graphs.release()
+
+    def kind(self, step: int, num_steps: int) -> tuple[Parts, int, bool]:
+        hands_over = self._lengths(step) is not None
+        return Parts.of(self._lam(step, num_steps)), self._size(step, num_steps), hands_over
+
+    def _lengths(self, step: int) -> list[int] | None:
+        """Steps of each phase before it hands over, drawn for a share of the steps of stage 2; None for all steps."""
+        if self.name != "stage2" or not self.recipe.hand_over:
+            return None
+        # From the step, so that all ranks and a resumed run hand over alike.
+        drawn = random.Random(stable_seed(self.recipe.seed, "hand over", step))
+        if drawn.random() >= self.recipe.hand_over:
+            return None
+        lengths = []
+        for first, last in self.module.spans:
+            lengths.append(drawn.randint(1, last - first + 1))
+        return lengths
+
+    def _size(self, step: int, num_steps: int) -> int:
+        """The image size of a step: one that the stream draws, or the first of two until its share of the run ends."""
+        until = self.recipe.first_size_until
+        if not until:
+            return self.stream.size(step, self.name)
+        assert self.recipe.sizes is not None
+        place = self.before + self.share * step / num_steps  # in the whole run
+        is_late = place >= until
+        return self.recipe.sizes[int(is_late)]
+
+    def _lam(self, step: int, num_steps: int) -> float:
+        if self.name != "stage1":
+            return 0.0
+        return teacher_forcing(step, num_steps, self.recipe.lam, self.recipe.lam_until)
+
+    def clip_groups(self) -> list[list[nn.Parameter]]:
+        return self.module.clip_groups(self.name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = {"variance": self.module.variance}
+        for name, value in self.module.shared_blocks.state_dict().items():
+            tensors[f"block.{name}"] = value
+        return tensors
+
+    def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
+        num_layers = self.module.student.num_layers
+        layer_nl = loss_nl[:, :num_layers]
+        # Seven digits are what fp32 has; metrics.jsonl would be twice as long with those of the conversion.
+        rounded = [float(f"{loss:.7g}") for loss in layer_nl.mean(0).tolist()]
+        found: dict[str, Any] = {"loss": float(layer_nl.mean()), "layer_loss": rounded}
+        if self.name == "stage2" and self.module.head_term is not None:
+            found["head_loss"] = float(loss_nl[:, num_layers].mean())
+        return found
+
+    def where(self, column: int | None = None) -> str:
+        if column is None:
+            return f" of {self.name}"
+        if column == self.module.student.num_layers:
+            return f" of {self.name}, head term"
+        return f" of {self.name}, layer {column + 1}"
+
+    def validate(self) -> tuple[dict[str, Any], str]:
+        scores = self.validator.validate(self.module.student)
+        note = f"R2 {shown_r2(scores.r2_last)} (lowest {shown_r2(scores.r2_lowest)})"
+        if scores.agreement is not None:
+            note += f", agreement {scores.agreement:.1%}"
+        return scores.to_dict(), note
+
+
+def teacher_forcing(step: int, num_steps: int, start: float, until: float) -> float:
+    """lambda, the share of teacher forcing: linear from `start` to 0 over the first `until` of the run."""
+    length = until * num_steps
+    if length <= 0:
+        return 0.0
+    return start * max(0.0, 1 - step / length)
+
+
 class DistillStep(nn.Module):
     """The losses of one batch.
 
     Args:
         teacher, student: views; only the student's shared blocks are trained.
-        phases: where depth is cut.
-        variance: the divisor of each squared error, (L, T), or (L, T, D) where each coordinate has its own.
-        stage1_weights: token-group weights of the phases before the last in stage 1; None takes the plain mean.
-        last_phase_weights: the same of the last phase in stage 1.
-        stage2_weights: token-group weights of every layer in stage 2.
-        cosine: how much of `1 - cos` is added to each squared error.
+        targets: what the error of each state is weighted with.
+        head_term: the term of stage 2 that compares classes, if it has one.
         compile_blocks: compile the teacher's block, and the student's block together with its loss.
         checkpointing: recompute the student's activations in the backward pass.
         half_teacher: take the targets from a bf16 copy of the teacher (half the memory traffic), for autocast runs.
-        sizes: image sizes that batches may have beside the teacher's own.
-        head: the classifier of the head term.
-        head_weight: the weight of the head term in stage 2; 0 leaves it out.
-        every_phase: whether the head term reads the state at the end of every phase, not only of the last one.
     """
 
     def __init__(
         self,
         teacher: ViT,
         student: ViT,
-        phases: Phases,
-        variance: Tensor,
-        stage1_weights: Mapping[str, float] | None = None,
-        last_phase_weights: Mapping[str, float] | None = None,
-        stage2_weights: Mapping[str, float] | None = None,
-        cosine: float = 0.0,
+        targets: Targets,
+        head_term: HeadTerm | None = None,
+        *,
         compile_blocks: bool = False,
         checkpointing: bool = False,
         half_teacher: bool = False,
-        sizes: Sequence[int] = (),
-        head: Head | None = None,
-        head_weight: float = 0.0,
-        every_phase: bool = False,
     ):
         super().__init__()
         teacher.model.eval()
-        self.every_phase = every_phase
-        self.head = head
-        self.head_weight = head_weight
-        if head is not None and head.linear is not None:
-            head.linear.to(teacher.device)
+        self.head_term = head_term
+        if head_term is not None and head_term.head.linear is not None:
+            head_term.head.linear.to(teacher.device)
         self.shared_blocks = shared_blocks(student)
         self.shared_blocks.requires_grad_(True)
         # In tuples, so that this module does not register them.
@@ -93,16 +222,10 @@ class DistillStep(nn.Module):
         if half_teacher:
             self._teacher = (half_copy(teacher),)
         self.checkpointing = checkpointing
-        self.spans = phases.spans
-        self.depths = torch.arange(1, phases.num_layers + 1, dtype=torch.float32, device=teacher.device)
-        self.variance = variance.to(teacher.device)
-        self.targets: dict[tuple[str, int], list[Target]] = {}  # of each layer, by stage and number of tokens
-        weights = stage1_weights, last_phase_weights, stage2_weights
-        for groups in (teacher.groups, *(groups_at(teacher, size) for size in sizes)):
-            variance_here = at_groups(self.variance, teacher.groups, groups)
-            stage1, stage2 = targets_of(groups, phases, variance_here, *weights, cosine)
-            self.targets["stage1", groups.num_tokens] = stage1
-            self.targets["stage2", groups.num_tokens] = stage2
+        self.spans = Phases.from_lengths(student.phases or ()).spans
+        self.depths = torch.arange(1, student.num_layers + 1, dtype=torch.float32, device=teacher.device)
+        self.variance = targets.variance
+        self.targets = targets.layers
         # What runs each phase: the fast views of the blocks if all have one, otherwise the blocks as they are written.
         # A list, so that nothing in it is registered a second time.
         self._blocks: list[Any] = [tied.fast for tied in self.shared_blocks]
@@ -148,16 +271,19 @@ class DistillStep(nn.Module):
         if stage == "stage2":
             losses, ends = self._autoregress(states, context, range(len(self.spans)), "stage2", lengths)
             layer_losses = torch.stack(losses)
-            if not self.has_head_term(stage):
+            if self.head_term is None:
                 return layer_losses.mean(), layer_losses
-            read = ends if self.every_phase else ends[-1:]
-            head_loss = torch.stack([self._head_loss(states[-1], end_btd) for end_btd in read]).mean()
-            return layer_losses.mean() + self.head_weight * head_loss, torch.cat([layer_losses, head_loss[None]])
+            head_loss = self.head_term.loss(self.student, states[-1], ends)
+            return layer_losses.mean() + self.head_term.weight * head_loss, torch.cat([layer_losses, head_loss[None]])
         if parts is None and isinstance(lam, Tensor):
             parts = Parts(True, True)
         elif parts is None:
             parts = Parts.of(float(lam))
         return self._separate(states, context, lam, parts)
+
+    @property
+    def student(self) -> ViT:
+        return self._student[0]
 
     @torch.no_grad()
     def teacher_states(self, images: Tensor) -> tuple[list[Tensor], Context]:
@@ -196,29 +322,6 @@ class DistillStep(nn.Module):
             mixed.append(torch.stack(weighted).sum(dim=0))
         return torch.stack([losses.mean() for losses in mixed]).sum(), torch.cat(mixed)
 
-    def has_head_term(self, stage: str) -> bool:
-        return stage == "stage2" and self.head_weight > 0
-
-    def _head_loss(self, teacher_btd: Tensor, student_btd: Tensor) -> Tensor:
-        """KL(p_T || p_S) of the classes that a head gives two last states, mean over images.
-
-        Both go through the norm and head that the student has from its teacher, which are frozen.
-        """
-        student = self._student[0]
-        head = self.head
-        assert head is not None
-
-        def log_probabilities(state_btd: Tensor) -> Tensor:
-            if head.linear is None:
-                logits_bc = student.finish(state_btd)
-            else:
-                logits_bc = head.linear(student.features(state_btd))
-            return logits_bc.float().log_softmax(dim=-1)
-
-        with torch.no_grad():
-            teacher_bc = log_probabilities(teacher_btd.float())
-        return F.kl_div(log_probabilities(student_btd), teacher_bc, reduction="batchmean", log_target=True)
-
     def _autoregress(
         self,
         states: list[Tensor],
@@ -241,8 +344,7 @@ class DistillStep(nn.Module):
         for j in phases:
             for layer, call in self._calls(j):
                 if lengths is not None and layer - self.spans[j][0] >= lengths[j]:
-                    weights, cosine_t = self.targets[stage, x_btd.shape[1]][layer - 1]
-                    losses.append(weighted_error(x_btd, states[layer], weights, cosine_t))
+                    losses.append(weighted_error(x_btd, states[layer], *self._target(stage, layer, x_btd)))
                     continue
                 if "folded" in call.kwargs and not self.checkpointing:  # checkpointing would keep it in memory
                     call.kwargs["normed_btd"] = normed_btd
@@ -277,9 +379,7 @@ class DistillStep(nn.Module):
             out_ntd = self._run_depths(tied.block, x_ntd, modulation, args, kwargs)
             out_by_layer = out_ntd.unflatten(0, (len(depth_n), batch)).unbind(0)
             for layer, out_btd in enumerate(out_by_layer, start=first):
-                target_btd = states[layer]
-                weights, cosine_t = self.targets["stage1", target_btd.shape[1]][layer - 1]
-                losses.append(weighted_error(out_btd, target_btd, weights, cosine_t))
+                losses.append(weighted_error(out_btd, states[layer], *self._target("stage1", layer, out_btd)))
             return torch.stack(losses)
         for layer, call in self._calls(j):
             if layer >= first:
@@ -298,14 +398,17 @@ class DistillStep(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The state after a layer from `x_btd`, the state before it; the start of the next block; and the loss."""
         args, kwargs = context.calls[layer - 1]
-        target_btd = states[layer]
-        weights, cosine_t = self.targets[stage, target_btd.shape[1]][layer - 1]
         kwargs = {**kwargs, **call.kwargs}
-        inputs = (self._blocks[j], x_btd, call.modulation, args, kwargs, target_btd, weights, cosine_t)
+        weights, cosine_t = self._target(stage, layer, x_btd)
+        inputs = (self._blocks[j], x_btd, call.modulation, args, kwargs, states[layer], weights, cosine_t)
         if self.checkpointing:
             # Nothing in a block is random, so the state of the generators need not be kept; reading it waits for a GPU.
             return checkpoint(self._advance, *inputs, use_reentrant=False, preserve_rng_state=False)
         return self._advance(*inputs)
+
+    def _target(self, stage: str, layer: int, x_btd: Tensor) -> Target:
+        """What the error of the state after a layer is weighted with."""
+        return self.targets[stage, x_btd.shape[1]][layer - 1]
 
 
 def weighted_error(student_btd: Tensor, teacher_btd: Tensor, weights: Tensor, cosine_t: Tensor | None = None) -> Tensor:

@@ -26,11 +26,12 @@ from raptor.provenance import Provenance, command
 from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, check_shared
 from raptor.subject import Subject
 from raptor.train.distilled import read_finished
-from raptor.train.loop import Checkpoint, Loop, deaths_explained
+from raptor.train.loop import Checkpoint, Loop
 from raptor.train.optimizer import ParameterGroup, named_parameters
 from raptor.train.plan import NUM_DECODED, Plan, free_disk, num_bytes, peak_memory, plan_stages
 from raptor.train.stage import Budget, Stage
 from raptor.train.stochastic import StochasticDepth
+from raptor.train.stopping import deaths_explained
 from raptor.vit.builders import build_base
 from raptor.vit.open import open_vit
 from raptor.vit.origin import Base, Origin, Structure
@@ -187,10 +188,7 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
         torch.cuda.reset_peak_memory_stats(fabric.device)
     data = stage.stream.data
     trained = num_bytes(parameter for _, parameter in named_parameters(stage.groups))
-    # A gradient and the two moments of AdamW for each weight.
-    fixed = peak_memory(fabric.device) + 3 * trained
     parts = plan_stages([stage], fabric)
-    stage.finish()
     # A checkpoint holds the weights and both moments.
     written = {"three checkpoints": 9 * trained, "teacher": num_bytes(stage.model.state_dict().values())}
     num_classes = len(data.classes or ())
@@ -204,11 +202,9 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
         parts=parts,
         other_seconds=num_held_out * parts[0].seconds / parts[0].batch_size / 3,  # a pass is a third of a step
         memory_bytes=peak_memory(fabric.device),
-        fixed_bytes=fixed,
         written_bytes=written,
         free_bytes=free_disk(folder, sum(written.values())),
         num_devices=fabric.world_size,
-        exchanged_bytes=trained,
     )
 
 
@@ -221,7 +217,6 @@ def _fit(stage: TeacherStage, run: Run, saved: Checkpoint | None, val_data: Imag
     data = [stage.stream.data, val_data]
     loop = Loop(run, fabric, [stage], saved, data, checkpoint_minutes=config.checkpoint_minutes)
     loop.fit()
-    stage.finish()
     accuracy = evaluate(stage.vit, val_data, stage.precision, config.num_workers, ranks_of(fabric))
     bad_images = loop.bad_images()
     if fabric.is_global_zero:
@@ -278,7 +273,7 @@ class TeacherStep(nn.Module):
 
 
 class TeacherStage(Stage):
-    """The training of a teacher, whose blocks are wrapped for stochastic depth until `finish`."""
+    """The training of a teacher, whose blocks are wrapped for stochastic depth until `end`."""
 
     name = "teacher"
     title = "train teacher"
@@ -362,8 +357,8 @@ class TeacherStage(Stage):
             tensors[_PREFIX + name.replace(".block.", ".", 1)] = value
         return tensors
 
-    def finish(self) -> None:
-        """Put the plain blocks back."""
+    def end(self) -> None:
+        # Put the plain blocks back.
         self.dropped.remove()
         self.model.eval()
 

@@ -11,8 +11,8 @@ from tiny_surrogates import TEACHERS, conditioned
 from torch._dynamo.testing import CompileCounter
 
 from raptor.certificate.complexity import count_flops
-from raptor.surrogate import fast
 from raptor.surrogate.at_speed import at_speed
+from raptor.surrogate.block import fast_switched
 from raptor.surrogate.surrogate import shared_blocks
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
@@ -42,10 +42,10 @@ def test_every_state_is_that_of_the_plain_formula(kind: str) -> None:
     surrogate.model.double()
     quick = at_speed(surrogate)
     images = noise_images(surrogate).double()
-    with fast.switched(False):
+    with fast_switched(False):
         plain, plain_output = surrogate.record(images)
     for switched in (True, False):
-        with fast.switched(switched):
+        with fast_switched(switched):
             states, output = quick.record(images)
         torch.testing.assert_close(states, plain, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(output, plain_output, rtol=1e-10, atol=1e-10)

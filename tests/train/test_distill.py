@@ -70,8 +70,8 @@ def test_a_batch_that_cannot_be_filled_is_refused_before_the_images_are_compared
     monkeypatch.setattr(ChosenData, "judged", opened)
     if train_images is not None:
         monkeypatch.setattr(ChosenData, "training", opened)
-    with pytest.raises(ValueError, match="a batch of 10000000 cannot be filled"):
-        tiny_run(tmp_path / "run", batch_size=10**7, train_images=train_images)
+    with pytest.raises(ValueError, match="a batch of 1000000 cannot be filled"):
+        tiny_run(tmp_path / "run", batch_size=10**6, train_images=train_images)
 
 
 @pytest.mark.parametrize(("factor", "normalise", "told"), [(1, "group", 0), (1e4, "group", 1), (1e4, "coordinate", 0)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,17 +21,19 @@ from raptor.surrogate.kernels import attention
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import frozen
 from raptor.train.frozen import FrozenBlock, frozen_blocks
+from raptor.train.losses import Targets
 from raptor.train.step import DistillStep
 from raptor.vit.view import ViT
 
 WEIGHTS = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
 
 
-def step_of(teacher: ViT, student: ViT | None = None, **options: Any) -> DistillStep:
+def step_of(teacher: ViT, student: ViT | None = None, sizes: Sequence[int] = (), **options: Any) -> DistillStep:
     student = student or make_surrogate(teacher, (2, 2))
     phases = Phases.from_lengths((2, 2))
     ones_lt = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
-    return DistillStep(teacher, student, phases, ones_lt, stage2_weights=WEIGHTS, **{"half_teacher": True, **options})
+    targets = Targets.of(teacher, phases, ones_lt, stage2_weights=WEIGHTS, sizes=sizes)
+    return DistillStep(teacher, student, targets, **{"half_teacher": True, **options})
 
 
 def loss_of(step: DistillStep, images: Tensor) -> Tensor:

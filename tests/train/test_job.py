@@ -14,9 +14,9 @@ from torch import Tensor
 from raptor.config import DistillConfig
 from raptor.data import TrainStream
 from raptor.run import Interrupted
-from raptor.train.job import stage_shares, teacher_forcing
+from raptor.train.job import stage_shares
 from raptor.train.loop import Loop
-from raptor.train.step import DistillStep
+from raptor.train.step import DistillStep, teacher_forcing
 
 
 def test_the_first_size_is_that_of_the_first_share_of_the_run(tmp_path, monkeypatch):

@@ -1,17 +1,18 @@
-"""The loop: Ctrl-C, non-finite losses, full disks, damaged checkpoints, changed configs, timed steps."""
+"""The loop: Ctrl-C, non-finite losses, full disks, damaged checkpoints, changed configs; a step and its rates."""
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import re
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forked
@@ -23,12 +24,15 @@ from tiny_run import blocks_of, metrics, run_and_report, tiny_run, tiny_teacher
 from torch import Tensor, nn
 
 from raptor import run as run_module
+from raptor.devices import open_fabric
 from raptor.files import RunError
 from raptor.phases.cut import Phases
 from raptor.report.results import read_results
 from raptor.run import Interrupted, Run
 from raptor.train import DistillSummary, distill, loop
-from raptor.train.stage import Training
+from raptor.train.loop import Training, learning_rate
+from raptor.train.optimizer import damaged_moment, parameter_groups
+from raptor.train.stage import Stage
 from raptor.train.validation import Scores, Validator
 from raptor.vit.open import open_vit
 
@@ -339,18 +343,108 @@ def test_a_budget_of_few_steps_is_announced_before_training(tmp_path, capsys):
     assert DistillSummary.read(tmp_path / "run").verdict.lines() == saved["verdict"]["lines"]
 
 
-def test_ranks_answer_one_step_later_and_one_process_at_once(monkeypatch):
-    alone = loop.Asked(1)
-    assert [alone.by_any(*asked) for asked in ((False, True), (True, False))] == [(False, True), (True, False)]
-    monkeypatch.setattr(loop, "_host_group", lambda: "hosts")
+class Drawn(Stage):
+    """A stage whose gradients are drawn by the step's number."""
 
-    def all_reduce(flags: Tensor, _op: object, group: str, async_op: bool) -> Any:
-        assert group == "hosts" and async_op
-        return SimpleNamespace(wait=lambda: flags.logical_or_(torch.tensor([0, len(seen) == 2])))
+    name = "drawn"
+    clip = 1e9
+    lr = 0.01
+    min_lr = 0.01
+    warmup = 0.0
 
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    several = loop.Asked(2)
+    def __init__(self, name: str, weights: list[Tensor], average_last: float = 0.0):
+        self.module = nn.ParameterList(nn.Parameter(value.clone()) for value in weights)
+        named = [(f"{n}.weight", parameter) for n, parameter in enumerate(self.module)]
+        self.groups = parameter_groups(named, name, weight_decay=0.1)
+        self.average_last = average_last
+
+    def losses(self, wrapped: Any, step: int, num_steps: int, propagate: Callable[[Tensor], None]) -> Tensor:
+        generator = torch.Generator().manual_seed(step)
+        loss = torch.zeros(())
+        for weight in self.module:
+            loss = loss + (weight * torch.randn(weight.shape, generator=generator)).sum()
+        propagate(loss)
+        return loss[None]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"block.{n}": weight.detach() for n, weight in enumerate(self.module)}
+
+
+START = [torch.randn(shape, generator=torch.Generator().manual_seed(4)) for shape in ((24, 64), (64,), (40, 20))]
+
+
+def training_of(stage: Stage, tensors: dict[str, Tensor] | None = None) -> Training:
+    return Training(stage, open_fabric("cpu", "fp32"), tensors or {})
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("stop_after", [1, 3])  # before the mean of the last three steps began, and in it
+def test_a_restored_training_goes_on_to_the_last_bit(name: str, stop_after: int) -> None:
+    whole = training_of(Drawn(name, START, 0.6))
+    for step in range(5):
+        whole.step(step, 5)
+    first = training_of(Drawn(name, START, 0.6))
+    for step in range(stop_after + 1):
+        first.step(step, 5)
+    saved = {key: value.clone() for key, value in first.tensors().items()}
+    assert any(key.startswith("average.") for key in saved) == (stop_after == 3)
+    second = training_of(Drawn(name, [saved[f"block.{n}"] for n in range(3)], 0.6), saved)
+    for step in range(stop_after + 1, 5):
+        second.step(step, 5)
+    assert all(torch.equal(one, other) for one, other in zip(whole.weights, second.weights))
+
+
+def test_the_weights_end_as_the_mean_of_the_last_steps() -> None:
+    plain = training_of(Drawn("adamw", START))
+    averaged = training_of(Drawn("adamw", START, 0.6))
     seen = []
-    for asked in ((True, False), (False, False), (False, False), (False, False)):
-        seen.append(several.by_any(*asked))
-    assert seen == [(False, False), (True, False), (False, True), (False, False)]
+    for step in range(5):
+        plain.step(step, 5)
+        averaged.step(step, 5)
+        seen.append([weight.detach().double().clone() for weight in plain.weights])
+    for n, weight in enumerate(averaged.weights):
+        mean = torch.stack([weights[n] for weights in seen[-3:]]).mean(0)
+        torch.testing.assert_close(weight.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_a_checkpoint_without_a_moment_or_with_a_damaged_one_is_named() -> None:
+    stage = Drawn("muon", [torch.ones(24, 64), torch.ones(64)])
+    saved = training_of(stage).tensors()
+    assert sorted(saved) == [
+        "block.0",
+        "block.1",
+        "optimizer.exp_avg.1.weight",
+        "optimizer.exp_avg_sq.1.weight",
+        "optimizer.momentum_buffer.0.weight",
+        "optimizer.step.1.weight",
+    ]
+    assert damaged_moment(stage.groups, saved) is None
+    assert damaged_moment(stage.groups, {}) == "no momentum_buffer of 0.weight"
+    saved["optimizer.exp_avg_sq.1.weight"][3] = float("nan")
+    assert damaged_moment(stage.groups, saved) == "a damaged exp_avg_sq of 1.weight"
+
+
+def test_the_papers_learning_rate():
+    """Warm-up over 10,000 of 312,500 steps to 1e-4, cosine to 1e-6."""
+    num = 312_500
+    peak = 1e-4
+    low = 1e-6
+    rates = [learning_rate(step, num, peak, low, 0.032) for step in (0, 4_999, 9_999, 161_249, 312_499)]
+    assert rates[:3] == pytest.approx([1e-8, 5e-5, 1e-4], rel=1e-12)
+    assert rates[3] == pytest.approx((peak + low) / 2, rel=1e-4)
+    assert rates[4] == pytest.approx(low, rel=1e-12)
+    quarter = learning_rate(10_000 + 302_500 // 4 - 1, num, peak, low, 0.032)
+    assert quarter == pytest.approx(low + (peak - low) * (1 + math.cos(math.pi / 4)) / 2, rel=1e-9)
+
+
+def test_the_rate_never_leaves_its_bounds_and_peaks_once():
+    for num in (1, 2, 3, 7, 40, 1000):
+        for warmup in (0.0, 0.032, 0.5, 1.0):
+            rates = [learning_rate(step, num, 1.0, 0.1, warmup) for step in range(num)]
+            assert max(rates) == 1.0
+            assert min(rates) > 0
+            top = rates.index(1.0)
+            assert rates[:top] == sorted(rates[:top])
+            assert rates[top:] == sorted(rates[top:], reverse=True)
+            if top < num - 1:
+                assert rates[-1] == pytest.approx(0.1)

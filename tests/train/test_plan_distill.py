@@ -12,7 +12,7 @@ from tiny_run import tiny_run, tiny_teacher
 
 from raptor.files import RunError
 from raptor.surrogate.surrogate import shared_blocks
-from raptor.train import plan, plan_distill
+from raptor.train import loop, plan, plan_distill
 from raptor.train.job import Job
 from raptor.train.optimizer import is_matrix
 from raptor.train.plan import Plan
@@ -26,7 +26,7 @@ def test_a_plan_says_what_it_estimates_before_it_times_steps(tmp_path, monkeypat
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan, "mean_seconds", stopped)
+    monkeypatch.setattr(loop, "mean_seconds", stopped)
     with pytest.raises(KeyboardInterrupt):
         tiny_run(tmp_path, dry_run=True)
     said = capsys.readouterr().err
@@ -34,7 +34,7 @@ def test_a_plan_says_what_it_estimates_before_it_times_steps(tmp_path, monkeypat
 
 
 def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(plan, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
+    monkeypatch.setattr(loop, "mean_seconds", lambda step, *_: (step(0, 8), (0.5, 3))[1])
     teacher = tiny_teacher()
     before = {name: value.clone() for name, value in teacher.model.state_dict().items()}
     found = tiny_run(tmp_path / "runs" / "new", teacher, dry_run=True, phases=None, k=3)
@@ -44,18 +44,18 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch, ca
         ("stage1", 6, 8, 0.5),
         ("stage2", 6, 8, 0.5),
     ]
-    assert found.on(1).seconds == pytest.approx(6.0 + found.other_seconds) and found.on(1).images_per_s == 16.0
+    assert found.seconds == pytest.approx(6.0 + found.other_seconds) and found.images_per_s == 16.0
     assert "4 blocks, width 32, 12 tokens at 24 px, k = 3" in found.checked[0]
     assert "64 images to train on, 8 held out, labels of 20 classes; head: the model's own" in found.checked[1]
     assert files(tmp_path) == [tmp_path / "runs" / "recipe.yaml"]
     assert all(torch.equal(value, before[name]) for name, value in teacher.model.state_dict().items())
     text = found.text()
-    assert text.startswith("distill, a dry run: ") and "1 (measured)" in text and "would write" in text
+    assert text.startswith("distill, a dry run: ") and "on 1 device, as measured: " in text and "would write" in text
     assert "stage1: 6 steps of 8 images, 500 ms each (3 timed)" in text
     blocks = shared_blocks(tiny_run(tmp_path / "done").surrogate)
     trained = 4 * sum(p.numel() for p in blocks.parameters())
     two = tiny_run(tmp_path / "two", dry_run=True)
-    assert two.exchanged_bytes == trained and two.written_bytes["three checkpoints"] == 9 * trained
+    assert two.written_bytes["three checkpoints"] == 9 * trained
     muon = tiny_run(tmp_path / "muon", dry_run=True, optimizer="muon")
     matrices = 4 * sum(p.numel() for name, p in blocks.named_parameters() if is_matrix(name, p))
     assert muon.written_bytes["three checkpoints"] == 9 * trained - 3 * matrices  # one moment of each instead of two
@@ -64,7 +64,7 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch, ca
 
 
 def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "mean_seconds", lambda *_: (0.5, 3))
+    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
     tiny_run(tmp_path / "run", budget="2steps")
     assert "finished: the command gives it back" in tiny_run(tmp_path / "run", budget="2steps", dry_run=True).notes[-1]
     (tmp_path / "run" / "summary.json").unlink()
@@ -84,14 +84,14 @@ def test_a_plan_makes_the_checks_of_a_run(tmp_path, monkeypatch) -> None:
     def no_memory(*_: Any) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(plan, "mean_seconds", no_memory)
+    monkeypatch.setattr(loop, "mean_seconds", no_memory)
     with pytest.raises(ValueError, match="a step of 8 images does not fit into memory: lower --batch_size"):
         tiny_run(tmp_path / "new", dry_run=True)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_plan_measured_with_cuda_graphs_says_that_several_devices_have_none(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(plan, "mean_seconds", lambda *_: (0.5, 3))
+    monkeypatch.setattr(loop, "mean_seconds", lambda *_: (0.5, 3))
     assert tiny_run(tmp_path / "run", dry_run=True).notes == []
     monkeypatch.setattr(Job, "graphed", lambda job: True)
     assert "several devices run it without" in tiny_run(tmp_path / "run", dry_run=True).notes[0]

@@ -18,12 +18,11 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from raptor.certificate.heads import Head
 from raptor.certificate.linear_head import LinearHead
 from raptor.phases.cut import Phases
-from raptor.surrogate import fast
-from raptor.surrogate.block import CopiedBlock, PaperBlock
+from raptor.surrogate.block import CopiedBlock, PaperBlock, fast_switched
 from raptor.surrogate.fast import FastBlock
 from raptor.surrogate.surrogate import make_surrogate, shared_blocks
 from raptor.train.frozen import PatchProduct, half_copy
-from raptor.train.losses import at_groups, groups_at, state_variance
+from raptor.train.losses import HeadTerm, Targets, at_groups, groups_at, state_variance
 from raptor.train.step import DistillStep, Parts, weighted_error
 from raptor.vit.open import open_vit
 from raptor.vit.view import ViT
@@ -73,10 +72,20 @@ def coordinate_variance(teacher: ViT) -> Tensor:
     return v_ltd
 
 
-def make_step(teacher: ViT, student: ViT, **options: Any) -> DistillStep:
+def make_step(
+    teacher: ViT,
+    student: ViT,
+    variance: Tensor | None = None,
+    head_term: HeadTerm | None = None,
+    weights: dict[str, Any] | None = None,
+    **options: Any,
+) -> DistillStep:
+    """`weights` are entries of a recipe that weigh errors; `options` are the step's own."""
     phases = Phases.from_lengths(list(student.phases or ()))
-    given = {"variance": torch.ones(teacher.num_layers, teacher.groups.num_tokens), **options}
-    return DistillStep(teacher, student, phases, **{"last_phase_weights": LAST, "stage2_weights": JOINT, **given})
+    if variance is None:
+        variance = torch.ones(teacher.num_layers, teacher.groups.num_tokens)
+    recipe: dict[str, Any] = {"last_phase_weights": LAST, "stage2_weights": JOINT, **(weights or {})}
+    return DistillStep(teacher, student, Targets.of(teacher, phases, variance, **recipe), head_term, **options)
 
 
 def transcribed_error(s: Tensor, t: Tensor, weights: dict | None, v: Tensor, vit: ViT, cosine: float = 0) -> float:
@@ -173,13 +182,14 @@ def test_each_coordinate_may_have_a_variance_of_its_own(block, conditioning):
     student = student_of(teacher, (1, 3), block, conditioning)
     images = images_for(teacher)
     v_ltd = coordinate_variance(teacher)
-    step = make_step(teacher, student, variance=v_ltd, cosine=0.2)
+    step = make_step(teacher, student, variance=v_ltd, weights={"cosine": 0.2})
     with torch.no_grad():
         _, stage1 = step(images, "stage1", 0.3)
         _, stage2 = step(images, "stage2")
         expected = transcribed_stage1(teacher, student, images, 0.3, v_ltd, cosine=0.2)
-        joint = make_step(teacher, student, variance=v_ltd[..., :1].expand_as(v_ltd), cosine=0.2)(images, "stage2")[1]
-        same = make_step(teacher, student, variance=v_ltd[..., 0], cosine=0.2)(images, "stage2")[1]
+        one_ltd = v_ltd[..., :1].expand_as(v_ltd)
+        joint = make_step(teacher, student, variance=one_ltd, weights={"cosine": 0.2})(images, "stage2")[1]
+        same = make_step(teacher, student, variance=v_ltd[..., 0], weights={"cosine": 0.2})(images, "stage2")[1]
     assert stage1.numpy() == pytest.approx(expected, rel=2e-4)
     assert joint.numpy() == pytest.approx(same.numpy(), rel=1e-5)  # equal coordinates are one variance per token
     assert not torch.allclose(stage2, same, rtol=1e-2)
@@ -192,7 +202,7 @@ def test_phases_before_the_last_have_weights_of_their_own(early):
     images = images_for(teacher)
     v_lt = some_variance(teacher)
     with torch.no_grad():
-        _, layers = make_step(teacher, student, variance=v_lt, stage1_weights=early)(images, "stage1", 0.3)
+        _, layers = make_step(teacher, student, variance=v_lt, weights={"stage1_weights": early})(images, "stage1", 0.3)
         expected = transcribed_stage1(teacher, student, images, 0.3, v_lt, early=early)
     assert layers.numpy() == pytest.approx(expected, rel=2e-4)
 
@@ -207,7 +217,7 @@ def test_a_batch_of_another_size_has_the_same_loss_per_token():
     assert torch.equal(v_lt[:, 3:], v_lt[:, 3:4].expand(-1, 25)) and v_lt.shape == (4, 28)
     v_ltd = at_groups(coordinate_variance(teacher), teacher.groups, groups)
     assert torch.equal(v_ltd[:, 3:], v_ltd[:, 3:4].expand(-1, 25, -1)) and v_ltd.shape == (4, 28, teacher.dim)
-    step = make_step(teacher, student, variance=some_variance(teacher), sizes=(40,))
+    step = make_step(teacher, student, variance=some_variance(teacher), weights={"sizes": (40,)})
     with torch.no_grad():
         _, layers = step(images, "stage1", 0.3)
         expected = transcribed_stage1(teacher, student, images, 0.3, v_lt)
@@ -276,7 +286,7 @@ def test_stage_2_is_the_mean_over_all_layers_run_end_to_end(block, conditioning,
     images = images_for(teacher)
     v_lt = some_variance(teacher)
     with torch.no_grad():
-        loss, layers = make_step(teacher, student, variance=v_lt, cosine=cosine)(images, "stage2")
+        loss, layers = make_step(teacher, student, variance=v_lt, weights={"cosine": cosine})(images, "stage2")
         own = list(student.record(images)[0])
         states = list(teacher.record(images)[0])
     assert torch.equal(own[0], states[0])
@@ -307,7 +317,7 @@ def test_the_head_term_is_the_divergence_of_the_teachers_classes_from_the_studen
         generator = torch.Generator().manual_seed(3)
         linear = LinearHead(torch.randn(4, 64, generator=generator), torch.randn(4, generator=generator))
     plain = make_step(teacher, student)
-    step = make_step(teacher, student, head=Head(source, 6, linear), head_weight=0.3)
+    step = make_step(teacher, student, head_term=HeadTerm(Head(source, 6, linear), 0.3))
     plain_loss, plain_layers = plain(images, "stage2")
     loss, losses = step(images, "stage2")
     assert torch.equal(losses[:4], plain_layers) and losses.shape == (5,)
@@ -329,16 +339,14 @@ def test_the_head_term_is_the_divergence_of_the_teachers_classes_from_the_studen
     assert all(parameter.grad is None for parameter in teacher.model.parameters())
 
 
-def test_stage_1_and_a_weight_of_zero_have_no_head_term():
+def test_stage_1_has_no_head_term():
     teacher = tiny_teacher()
     student = student_of(teacher, (1, 3))
     images = images_for(teacher)
     plain = make_step(teacher, student)
-    weighted = make_step(teacher, student, head=Head("own", 6), head_weight=0.3)
-    without = make_step(teacher, student, head=Head("own", 6))
+    weighted = make_step(teacher, student, head_term=HeadTerm(Head("own", 6), 0.3))
     with torch.no_grad():
         assert torch.equal(weighted(images, "stage1", 0.5)[1], plain(images, "stage1", 0.5)[1])
-        assert torch.equal(without(images, "stage2")[1], plain(images, "stage2")[1])
 
 
 def test_a_phase_that_hands_over_early_leaves_its_state_to_the_rest_of_the_phase():
@@ -346,8 +354,7 @@ def test_a_phase_that_hands_over_early_leaves_its_state_to_the_rest_of_the_phase
     student = student_of(teacher, (3, 1))
     images = images_for(teacher)
     v_lt = some_variance(teacher)
-    step = make_step(teacher, student, variance=v_lt, head=Head("own", 6), head_weight=0.3)
-    step.every_phase = True
+    step = make_step(teacher, student, v_lt, HeadTerm(Head("own", 6), 0.3, every_phase=True))
     with torch.no_grad():
         loss, losses = step(images, "stage2", lengths=[1, 1])
         states = list(teacher.record(images)[0])
@@ -487,7 +494,7 @@ def test_compiled_steps_do_not_recompile_by_depth_or_phase(monkeypatch, block, c
         counter = CompileCounter()
         compiled_with(monkeypatch, counter)
         teacher = tiny_teacher(depth=12)
-        with fast.switched(folds):
+        with fast_switched(folds):
             step = make_step(teacher, student_of(teacher, lengths, block, conditioning), compile_blocks=True)
         images = images_for(teacher)
         for stage, lam in (("stage1", 0.5), ("stage1", 0.0), ("stage2", 0.0), ("stage2", 0.0)):
@@ -504,7 +511,7 @@ def test_weights_folded_once_a_phase_give_the_same_gradient(conditioning, checkp
     folded = make_step(teacher, student, checkpointing=checkpointing)
     assert all(type(block) is FastBlock for block in folded._blocks)
     once = gradients(folded, images, "stage2", 0.0)
-    with fast.switched(False):
+    with fast_switched(False):
         plain = make_step(teacher, student)
     assert all(type(block) is PaperBlock for block in plain._blocks)
     for name, grad in gradients(plain, images, "stage2", 0.0).items():
@@ -521,7 +528,7 @@ def test_a_copied_block_that_folds_gives_the_same_losses_and_gradients(block, co
     v_lt = some_variance(teacher)
     folded = make_step(teacher, student, variance=v_lt)
     assert all(type(block) is FastBlock for block in folded._blocks)
-    with fast.switched(False):
+    with fast_switched(False):
         plain = make_step(teacher, student, variance=v_lt)
     assert all(type(block) is CopiedBlock for block in plain._blocks)
     for stage, lam in (("stage1", 0.4), ("stage1", 1.0), ("stage2", 0.0)):
@@ -630,7 +637,7 @@ def test_a_step_trains_the_surrogate_where_only_some_blocks_have_a_mask(lengths:
     with torch.no_grad():
         states = teacher.record(images)[0]
         own = student.record(images)[0]
-    step = DistillStep(teacher, student, Phases(lengths), torch.ones(6, teacher.groups.num_tokens))
+    step = make_step(teacher, student)
     _, losses = step(images, "stage2")
     expected = [(a - b).square().mean() for a, b in zip(own[1:], states[1:])]
     torch.testing.assert_close(losses.detach(), torch.stack(expected), rtol=1e-4, atol=0)
@@ -643,7 +650,7 @@ def test_teacher_forcing_gives_each_depth_its_own_number() -> None:
     images = images_for(teacher)
     states = teacher.record(images)[0]
     (_, context) = student.embed(images)
-    step = DistillStep(teacher, student, Phases((3, 3)), torch.ones(6, teacher.groups.num_tokens))
+    step = make_step(teacher, student)
     _, losses = step(images, "stage1", 1.0)
     expected = [(student.step(n, states[n - 1], context) - states[n]).square().mean() for n in range(1, 7)]
     torch.testing.assert_close(losses, torch.stack(expected), rtol=1e-4, atol=0)

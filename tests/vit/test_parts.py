@@ -13,7 +13,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from tiny_models import noise_images, shake, tiny_timm
 from torch import Tensor, nn
 
-from raptor.surrogate import fast
+from raptor.surrogate.block import fast_switched
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.parts import PARTS, choose_names, softmax_weights
@@ -128,7 +128,7 @@ def test_parts_of_a_surrogate(teacher: ViT, block: str, conditioning: str) -> No
     shake(surrogate.model)
     images = noise_images(surrogate)
     states, _, inside = surrogate.record(images, PARTS)
-    with fast.switched(False):
+    with fast_switched(False):
         _, _, plain = surrogate.record(images, PARTS)
     for layer in range(1, 5):
         assert torch.allclose(states[layer - 1] + inside.attn_out[layer], inside.resid_mid[layer], atol=1e-4)
