@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raptor.devices import is_out_of_memory
+from raptor.devices import device_name, is_out_of_memory, ranks_of
 from raptor.files import RunError
 from raptor.progress import clock, say
 from raptor.streaming import Record, Result
 from raptor.train.loop import Training
+from raptor.train.optimizer import moments, named_parameters
 from raptor.train.stage import Stage
 
 NUM_DECODED = 64
@@ -113,6 +114,51 @@ def _size(num_bytes: float) -> str:
         if num_bytes >= 0.1 * factor:
             return f"{num_bytes / factor:.1f} {unit}"
     return f"{num_bytes / 1024:.1f} KiB"
+
+
+def make_plan(
+    command: str,
+    model: str,
+    data: str,
+    folder: Path,
+    stages: Sequence[Stage],
+    fabric: Any,
+    *,
+    checked: Sequence[str],
+    other_seconds: Callable[[list[PlannedPart]], float],
+    saved: Mapping[str, float],
+    notes: Sequence[str] = (),
+) -> Plan:
+    """The plan of a training, from a few steps of its stages that are done and undone.
+
+    Args:
+        other_seconds: of all else, given what was measured of the stages.
+        saved: the bytes of what the run writes beside its checkpoints, by name.
+    """
+    ranks = ranks_of(fabric)
+    # The first stage decides: the others train the same weights.
+    trained = num_bytes(parameter for _, parameter in named_parameters(stages[0].groups))
+    kept = num_bytes(parameter for _, parameter, key, _ in moments(stages[0].groups) if key != "step")
+    if fabric.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(fabric.device)
+    parts = plan_stages(stages, fabric)
+    # Two are kept, and the third is written before the oldest goes.
+    written = {"three checkpoints": 3 * (trained + kept), **saved}
+    return Plan(
+        command=command,
+        model=model,
+        data=data,
+        folder=str(folder),
+        device=device_name(fabric.device),
+        checked=list(checked),
+        parts=parts,
+        other_seconds=other_seconds(parts),
+        memory_bytes=max(ranks.gather(peak_memory(fabric.device))),
+        written_bytes=written,
+        free_bytes=free_disk(folder, sum(written.values())),
+        num_devices=ranks.size,
+        notes=list(notes),
+    )
 
 
 def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:

@@ -9,18 +9,13 @@ from typing import Any
 
 import torch
 
-from raptor.certificate.heads import Head, num_features
-from raptor.certificate.linear_head import LinearHead
-from raptor.devices import device_name
 from raptor.phases.cut import Phases
 from raptor.phases.study import check_cuts
 from raptor.progress import clock, say
 from raptor.run import check_config, check_folder, read_config
 from raptor.train.distilled import DistillSummary, check_run_folder, read_finished
 from raptor.train.job import Job
-from raptor.train.loop import LOG_EVERY
-from raptor.train.optimizer import moments
-from raptor.train.plan import NUM_DECODED, Plan, free_disk, num_bytes, peak_memory, plan_stages
+from raptor.train.plan import NUM_DECODED, Plan, make_plan, num_bytes
 from raptor.train.step import NUM_VALIDATIONS, DistillStage
 from raptor.train.validation import Validator
 from raptor.vit.trajectory import autocast
@@ -37,7 +32,6 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     """
     teacher = job.teacher
     config = job.config
-    device = job.fabric.device
     num_similarity = 0
     if phases is None:
         num_similarity = job.num_cut_by
@@ -48,39 +42,18 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     check_run_folder(teacher, folder)
     check_folder(folder)
     check_config(folder, {**made_with, "phases": list(phases), "stage": config.stage})
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     student = job.student(phases)
-    stream = job.stream(NUM_DECODED)
     validator = job.validator(folder)
     head = None
+    # A ridge head would have to be fitted first; its term takes no time beside the blocks.
     if job.has_head_term and (config.head_file is not None or teacher.num_classes):
         head = validator.head
-    elif job.has_head_term:
-        # As large as the ridge head that the run would fit.
-        num_classes = len(job.images.head.classes or ())
-        weight_cf = torch.zeros(num_classes, num_features(teacher))
-        head = Head("ridge", num_classes, LinearHead(weight_cf, torch.zeros(num_classes)))
     # In place of the variance, which decides no time and would take a pass over some images.
-    ones_lt = torch.ones(teacher.num_layers, teacher.groups.num_tokens, device=device)
-    stages = job.stages(student, phases, ones_lt, head, stream, validator)
-    trained = num_bytes(parameter for _, parameter in stages[0].module.trained_parameters())
-    kept = 0.0  # of the optimizer
-    for _, parameter, key, _ in moments(stages[0].groups):
-        if key != "step":
-            kept += num_bytes([parameter])
-    say(estimate(job, stages))
-    parts = plan_stages(stages, job.fabric)
-    # A line of metrics.jsonl has some 200 bytes and about 14 for the loss of each layer.
-    num_lines = sum(part.num_steps for part in parts) / LOG_EVERY
-    # Two are kept, and the third is written before the oldest goes.
-    written = {
-        "three checkpoints": 3 * (trained + kept),
-        "surrogate": num_bytes(student.model.state_dict().values()),
-        "metrics": num_lines * (200.0 + 14 * teacher.num_layers),
-    }
-    num_measured = _num_measured(job, validator) + num_similarity
+    ones_lt = torch.ones(teacher.num_layers, teacher.groups.num_tokens, device=job.fabric.device)
+    stages = job.stages(student, phases, ones_lt, head, job.stream(NUM_DECODED), validator)
     check_weights(teacher.model.state_dict(), teacher.name)
+    # A step of a large batch takes minutes on a CPU, and the estimate needs none.
+    say(estimate(job, stages))
     labels = "no labels, so no accuracy"
     head_used = "none"
     if validator.labelled:
@@ -93,22 +66,20 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     shape = f"{teacher.num_layers} blocks, width {teacher.dim}, {teacher.groups.num_tokens} tokens"
     num_train = len(job.images.train)
     num_val = len(job.images.val)
-    return Plan(
-        command="distill",
-        model=teacher.name,
-        data=job.images.train.name,
-        folder=str(folder),
-        device=device_name(device),
+    num_measured = _num_measured(job, validator) + num_similarity
+    return make_plan(
+        "distill",
+        teacher.name,
+        job.images.train.name,
+        folder,
+        stages,
+        job.fabric,
         checked=[
             f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
             f"{num_train:,} images to train on, {num_val:,} held out, {labels}; head: {head_used}",
         ],
-        parts=parts,
-        other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
-        memory_bytes=max(job.ranks.gather(peak_memory(device))),
-        written_bytes=written,
-        free_bytes=free_disk(folder, sum(written.values())),
-        num_devices=job.ranks.size,
+        other_seconds=lambda _: _image_seconds(job, validator) * num_measured / job.ranks.size,
+        saved={"surrogate": num_bytes(student.model.state_dict().values())},
         notes=_notes(job, folder),
     )
 

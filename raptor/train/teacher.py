@@ -27,8 +27,8 @@ from raptor.run import ResultFile, Run, StopSignal, check_config, check_folder, 
 from raptor.subject import Subject
 from raptor.train.distilled import read_finished
 from raptor.train.loop import Checkpoint, Loop
-from raptor.train.optimizer import ParameterGroup, named_parameters
-from raptor.train.plan import NUM_DECODED, Plan, free_disk, num_bytes, peak_memory, plan_stages
+from raptor.train.optimizer import ParameterGroup
+from raptor.train.plan import NUM_DECODED, Plan, make_plan, num_bytes
 from raptor.train.stage import Budget, Stage
 from raptor.train.stochastic import StochasticDepth
 from raptor.train.stopping import deaths_explained
@@ -184,27 +184,19 @@ def _untrained(config: TeacherConfig, size: int | None, classes: list[str], name
 def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
     """What the training of a teacher takes, from a few of its steps."""
     fabric = stage.fabric
-    if fabric.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(fabric.device)
     data = stage.stream.data
-    trained = num_bytes(parameter for _, parameter in named_parameters(stage.groups))
-    parts = plan_stages([stage], fabric)
-    # A checkpoint holds the weights and both moments.
-    written = {"three checkpoints": 9 * trained, "teacher": num_bytes(stage.model.state_dict().values())}
     num_classes = len(data.classes or ())
-    return Plan(
-        command="train-teacher",
-        model=stage.vit.name,
-        data=data.name,
-        folder=str(folder),
-        device=device_name(fabric.device),
+    return make_plan(
+        "train-teacher",
+        stage.vit.name,
+        data.name,
+        folder,
+        [stage],
+        fabric,
         checked=[f"{len(data):,} images to train on, {num_held_out:,} held out, labels of {num_classes} classes"],
-        parts=parts,
-        other_seconds=num_held_out * parts[0].seconds / parts[0].batch_size / 3,  # a pass is a third of a step
-        memory_bytes=peak_memory(fabric.device),
-        written_bytes=written,
-        free_bytes=free_disk(folder, sum(written.values())),
-        num_devices=fabric.world_size,
+        # A pass is a third of a step.
+        other_seconds=lambda parts: num_held_out * parts[0].seconds / parts[0].batch_size / 3,
+        saved={"teacher": num_bytes(stage.model.state_dict().values())},
     )
 
 
