@@ -29,6 +29,7 @@ from raptor.vit.view import ViT
 
 LAST = {"cls": 0.34, "registers": 0.33, "patches": 0.33}
 JOINT = {"cls": 0.45, "registers": 0.10, "patches": 0.45}
+PLAIN = {"last_phase_weights": None, "stage2_weights": None}
 PLAIN_COMPILE = torch.compile
 KINDS = [
     *[("teacher", "table"), ("teacher", "mlp"), ("teacher", "none"), ("paper", "mlp"), ("paper", "table")],
@@ -637,7 +638,7 @@ def test_a_step_trains_the_surrogate_where_only_some_blocks_have_a_mask(lengths:
     with torch.no_grad():
         states = teacher.record(images)[0]
         own = student.record(images)[0]
-    step = make_step(teacher, student)
+    step = make_step(teacher, student, weights=PLAIN)
     _, losses = step(images, "stage2")
     expected = [(a - b).square().mean() for a, b in zip(own[1:], states[1:])]
     torch.testing.assert_close(losses.detach(), torch.stack(expected), rtol=1e-4, atol=0)
@@ -650,7 +651,7 @@ def test_teacher_forcing_gives_each_depth_its_own_number() -> None:
     images = images_for(teacher)
     states = teacher.record(images)[0]
     (_, context) = student.embed(images)
-    step = make_step(teacher, student)
+    step = make_step(teacher, student, weights=PLAIN)
     _, losses = step(images, "stage1", 1.0)
     expected = [(student.step(n, states[n - 1], context) - states[n]).square().mean() for n in range(1, 7)]
     torch.testing.assert_close(losses, torch.stack(expected), rtol=1e-4, atol=0)
