@@ -9,10 +9,12 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import forked
@@ -341,6 +343,39 @@ def test_a_budget_of_few_steps_is_announced_before_training(tmp_path, capsys):
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert saved["verdict"]["lines"][0] in done.text() and saved["verdict"]["undertrained"]
     assert DistillSummary.read(tmp_path / "run").verdict.lines() == saved["verdict"]["lines"]
+
+
+OPENED = {
+    "train/loop.py",
+    "train/step.py",
+    "surrogate/block.py",
+    "surrogate/fast.py",
+    "vit/view.py",
+    "vit/calls.py",
+}
+"""What a reader of one step opens, besides the files that make its images."""
+
+
+def test_a_step_is_read_in_six_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    package = str(Path(loop.__file__).parents[1]) + os.sep
+    plain = Training.step
+
+    def note(frame: FrameType, event: str, _arg: object) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(package):
+            seen.add(path.removeprefix(package))
+
+    def step(self: Training, number: int, num_steps: int) -> Tensor:
+        sys.setprofile(note)
+        try:
+            return plain(self, number, num_steps)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(Training, "step", step)
+    tiny_run(tmp_path / "run")
+    assert {path for path in seen if not path.startswith(("data", "devices"))} == OPENED
 
 
 class Drawn(Stage):
