@@ -71,56 +71,30 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
 
     data: in Python also a pair of opened data, training and held-out.
     """
-    import timm  # not with this file, whose results a report reads: it takes seconds
-
     device = pick_device(config.device)
     precision = pick_precision(config.precision, device)
     if not 0 <= config.drop < 1:
         raise ValueError(f"the drop probability must be in [0, 1), not {config.drop}")
     check_size(config.size)
     Budget.parse(config.budget)
-    shapes = timm.list_models(module="vision_transformer")
-    if config.shape.split(".")[0] not in shapes:
-        hint = near_miss(config.shape, shapes) or ", such as vit_tiny_patch16_224"
-        raise ValueError(f"--shape {config.shape} is no plain timm ViT (vit_* or deit_*){hint}")
-    spec = as_spec(config.data)
-    val = as_spec(config.val)
+    _check_shape(config.shape)
     size = config.size
-    if size is None and spec == "scenes":
+    if size is None and as_spec(config.data) == "scenes":
         size = SCENES_SIZE
-    if isinstance(spec, tuple):
-        train_data, given_val = spec
-        _check_batches(config, train_data)
-        check_apart(train_data, given_val)
-        val_data = labelled_like(given_val, train_data)
-        if given_val.labels is not None and val_data.labels is None:
-            raise ValueError(f"{given_val.name} has other classes than {train_data.name}: give images of the same ones")
-        spec = train_data.name
-    else:
-        chosen = ChosenData(spec, val, skip_bad=config.skip_bad)
-        train_data = chosen.training(config.train_images, size)
-        _check_batches(config, train_data)
-        val_data = chosen.judged(config.num_images, size, like=train_data)
-    name = spec_text(spec)
-    classes = train_data.classes
-    if train_data.labels is None or not classes:
-        raise ValueError(f"{name} has no labels to train on: use an image folder with one folder per class")
-    if len(classes) < 2:
-        raise ValueError(f"{name} has one class only: a classifier needs two or more")
+    train_data, val_data, spec = _open_images(config, size)
     check_folder(config.out)
-    if val is not None and val_data.labels is None:
-        raise ValueError(f"{spec_text(val)} has other classes than {name}: give --val with the same ones")
     # In fp32, because `TeacherStep` has its own autocast.
     fabric = open_fabric(device, "fp32")
-    vit = _untrained(config, size, classes, f"timm/{config.shape} trained on {name}").to(fabric.device)
+    name = f"timm/{config.shape} trained on {spec_text(spec)}"
+    vit = _untrained(config, size, list(train_data.classes or ()), name).to(fabric.device)
     assert vit.origin.base is not None
     made_with: dict[str, Any] = {
         "shape": config.shape,
         "data": recorded_spec(spec),
         "images": describe_images(train_data, val_data),
     }
-    if val is not None:
-        made_with["val"] = recorded_spec(val)
+    if config.val is not None:
+        made_with["val"] = recorded_spec(as_spec(config.val))
     made_with["kwargs"] = vit.origin.base.kwargs
     for option in _DECISIVE:
         made_with[option] = getattr(config, option)
@@ -147,8 +121,41 @@ def train_teacher(config: TeacherConfig) -> ViT | Plan:
     return vit
 
 
-def _check_batches(config: TeacherConfig, data: ImageData) -> None:
-    """Before images are compared with the held-out ones, which takes a while."""
+def _check_shape(shape: str) -> None:
+    import timm  # not with this file, whose results a report reads: it takes seconds
+
+    known = timm.list_models(module="vision_transformer")
+    if shape.split(".")[0] not in known:
+        hint = near_miss(shape, known) or ", such as vit_tiny_patch16_224"
+        raise ValueError(f"--shape {shape} is no plain timm ViT (vit_* or deit_*){hint}")
+
+
+def _open_images(config: TeacherConfig, size: int | None) -> tuple[ImageData, ImageData, Any]:
+    """Images to train on, held-out images, and how the first are named."""
+    spec = as_spec(config.data)
+    if isinstance(spec, tuple):
+        train, given = spec
+        _check_training(config, train, train.name)
+        check_apart(train, given)
+        val = labelled_like(given, train)
+        if given.labels is not None and val.labels is None:
+            raise ValueError(f"{given.name} has other classes than {train.name}: give images of the same ones")
+        return train, val, train.name
+    chosen = ChosenData(spec, as_spec(config.val), skip_bad=config.skip_bad)
+    train = chosen.training(config.train_images, size)
+    _check_training(config, train, spec_text(spec))
+    val = chosen.judged(config.num_images, size, like=train)
+    if config.val is not None and val.labels is None:
+        raise ValueError(f"{chosen.name} has other classes than {spec_text(spec)}: give --val with the same ones")
+    return train, val, spec
+
+
+def _check_training(config: TeacherConfig, data: ImageData, name: str) -> None:
+    """Refuse images that a classifier cannot be trained on, before the held-out ones are compared with them."""
+    if data.labels is None or not data.classes:
+        raise ValueError(f"{name} has no labels to train on: use an image folder with one folder per class")
+    if len(data.classes) < 2:
+        raise ValueError(f"{name} has one class only: a classifier needs two or more")
     check_stream(len(data), config.batch_size, config.augment, config.crop_scale)
 
 

@@ -201,4 +201,4 @@ def test_opened_images_of_other_classes_are_refused(tmp_path: Path) -> None:
             picture.save(tmp_path / place / name / "one.png")
     pair = tuple(open_data(str(tmp_path / place), "all") for place in ("train", "other"))
     with pytest.raises(ValueError, match=r"other has other classes than .*train: give images of the same ones"):
-        train_teacher("vit_tiny_patch16_224", pair, out=str(tmp_path / "out"), size=16, patch=8, dim=48, heads=3)
+        train_teacher("vit_tiny_patch16_224", pair, out=str(tmp_path / "out"), size=16, patch=8, batch_size=2)
