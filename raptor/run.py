@@ -89,7 +89,7 @@ class Run:
                     # an alias.
                     text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)
                     write_text(self.folder / "config.yaml", text)
-            # A process that is killed while it writes a checkpoint leaves that one behind, as large as a whole one.
+            # A process that is killed while it writes a checkpoint leaves a part behind, as large as a whole one.
             for partial in (self.folder / "checkpoint").glob("*.tmp"):
                 if partial.is_dir():
                     shutil.rmtree(partial, ignore_errors=True)
@@ -225,8 +225,8 @@ os.register_at_fork(after_in_child=_close_held)
 class StopSignal(ContextDecorator):
     """Inside the context Ctrl-C, SIGTERM and SIGHUP (a closed terminal) set `given`.
 
-    A loop reads it between steps, and `check_stop` raises on it between batches. A second signal acts at once. A
-    context inside another one is that other one.
+    A loop reads it between steps, and `check_stop` raises on it between batches. A second signal acts at once. Inside
+    such a context a further one changes nothing.
     """
 
     _open: ClassVar[StopSignal | None] = None

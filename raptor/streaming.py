@@ -195,7 +195,7 @@ class Reservoir:
         self._keys = []  # nothing may be added any more
 
     def _key(self, place: int) -> float:
-        """The draw of the row at `place`: those of the rows before it, which other ranks may hold, are made too."""
+        """The draw of the row at `place`. Rows before it, which other ranks may hold, have their draws first."""
         if place < self._num_drawn:
             raise ValueError("batches overlap: Batch.start must be the number of images before the batch, or None")
         while self._num_drawn < place:

@@ -35,7 +35,7 @@ def at_speed(vit: ViT) -> ViT:
 
 
 class FixedStep(Step):
-    """A step with the factors of its depth, or with those of its block's fast view."""
+    """A step that holds the factors of its depth, in the form that its block or the block's fast view takes."""
 
     @torch.no_grad()
     def __init__(self, step: Step):

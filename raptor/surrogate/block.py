@@ -193,7 +193,7 @@ class CopiedBlock(nn.Module):
         weights: Weights | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The next state. `weights` are those of the adapted layers at one depth, or at n, whose rows then follow each
+        """The next state. `weights` are the adapted layers' at one depth, or at n depths, whose rows then follow each
         other. The other arguments are what the teacher passes to its blocks.
         """
         # The block's own forward calls its parts, and knows of no depth: its parts hold their factors during the call.

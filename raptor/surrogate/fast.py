@@ -49,7 +49,7 @@ class Folded(NamedTuple):
 class AtDepth(NamedTuple):
     """What a block takes at one depth where no gradient is needed.
 
-    Gains and offsets are those of the two norms; `scale1`, `scale2` and `shift3` act on the ends of the two branches,
+    Gains and offsets are of the two norms; `scale1`, `scale2` and `shift3` act on the ends of the two branches,
     if they are not in the weights already; `t3` scales the state before the second branch is added. `layers` has weight
     and bias of qkv, proj, wi and wo.
     """
@@ -135,7 +135,7 @@ class FastBlock(nn.Module):
         """The block's layers at a depth whose factors are vectors (D,).
 
         Or at n depths, with factors (n, D): whatever differs between depths then has a first axis of n, the rest has
-        none. `weights` are those of the adapted layers.
+        none. `weights` are the adapted layers'.
 
         Folding makes the gradients of scales and shifts out of the weights' gradients, without a sum over all tokens
         for each of them. Together with making all depths of a phase at once it took the paper's block of ViT-B from 377
@@ -171,7 +171,7 @@ class FastBlock(nn.Module):
         return not self.is_copy or all(value is None or value is False for value in (*args, *kwargs.values()))
 
     def at_depth(self, modulation: Modulation | None, weights: Weights | None, scale_weights: bool) -> AtDepth:
-        """What `run` takes at one depth. `weights` are those of the adapted layers.
+        """What `run` takes at one depth. `weights` are the adapted layers'.
 
         The norms take the depth's gains and offsets, and only proj and wo are scaled. Scaling all four layers, as
         `fold` does, costs a sixth to a third of the forward pass of a single image on a CPU.

@@ -355,7 +355,7 @@ def _fit(job: Job, run: Run, student: ViT, phases: Phases, saved: Checkpoint | N
 
 
 def _variance(job: Job, run: Run, stream: TrainStream, saved: Checkpoint | None) -> Tensor:
-    """What squared errors are divided by: measured here, or that of the checkpoint."""
+    """The divisor of each squared error: measured here, or read from the checkpoint."""
     teacher = job.teacher
     normalise = job.config.normalise
     if saved is None:

@@ -42,7 +42,7 @@ def token_weights(groups: TokenGroups, weights: Mapping[str, float] | None) -> T
     if total <= 0 or min(given.values()) < 0:
         raise ValueError(f"token weights {dict(weights)} give no positive weight to {', '.join(given)}")
     for name, where in groups.present():
-        # The weight is that of the mean, so that the tokens of a group share it.
+        # A group's mean has this weight, so that its tokens share it.
         w_t[where] = given[name] / total / (where.stop - where.start)
     return w_t
 
@@ -206,8 +206,8 @@ class StateVariance:
     def divisors(self, normalise: str) -> Tensor:
         """What each squared error is divided by.
 
-        (L, T): 1, the variance of its layer, or that of its layer and group. (L, T, D): the variance of its layer,
-        group and coordinate, raised to a hundredth of the median coordinate's where it is smaller.
+        (L, T): 1, the variance of its layer, or of its layer and group. (L, T, D): the variance of its layer, group and
+        coordinate, raised to a hundredth of the median coordinate's where it is smaller.
         """
         if normalise not in NORMALISATIONS:
             raise ValueError(f"unknown normalise {normalise!r}: choose from {', '.join(NORMALISATIONS)}")
@@ -246,7 +246,7 @@ def state_variance(
         images = stream.batch(step, stage="variance", size=teacher.preprocess.size)
         with torch.no_grad(), autocast(precision, teacher.device):
             variance.update(teacher.unroll(*teacher.embed(images))[1:])
-    # Merged over ranks, so that every rank divides by the same numbers, which are those of one process.
+    # Merged over ranks, so that every rank divides by the numbers that one process would have.
     variance.reduce(ranks)
     for layer in range(1, teacher.num_layers + 1):
         # Written so that NaN fails as well.
@@ -280,7 +280,7 @@ def at_groups(v_lt: Tensor, old: TokenGroups, new: TokenGroups) -> Tensor:
     """Values (L, T) or (L, T, D), equal within each token group, for another number of patches."""
     if new == old:
         return v_lt
-    # All tokens of a group have one value, so that of its first token serves any number of them.
+    # All tokens of a group have one value: the value of the first one serves any number of them.
     w_lt = v_lt.new_empty(len(v_lt), new.num_tokens, *v_lt.shape[2:])
     for name, where in new.present():
         w_lt[:, where] = v_lt[:, old.slice(name)][:, :1]

@@ -219,7 +219,7 @@ def time_steps(
     Args:
         run: does a step, given its number from 0. The first `num_untimed` start loaders and kernels.
         now: the time when all work is done, in seconds.
-        ranks: all of them time as many steps, because those of a training need every rank.
+        ranks: all of them time as many steps, because a step of a training needs every rank.
     """
     for i in range(num_untimed):
         run(i)

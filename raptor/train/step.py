@@ -156,7 +156,7 @@ class DistillStage(Stage):
     def metrics(self, loss_nl: Tensor) -> dict[str, Any]:
         num_layers = self.module.student.num_layers
         layer_nl = loss_nl[:, :num_layers]
-        # Seven digits are what fp32 has; metrics.jsonl would be twice as long with those of the conversion.
+        # fp32 has seven digits; with all digits of the conversion metrics.jsonl would be twice as long.
         rounded = [float(f"{loss:.7g}") for loss in layer_nl.mean(0).tolist()]
         found: dict[str, Any] = {"loss": float(layer_nl.mean()), "layer_loss": rounded}
         if self.name == "stage2" and self.module.head_term is not None:
@@ -258,8 +258,8 @@ class DistillStep(nn.Module):
         parts: Parts | None = None,
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The loss to minimise, and the losses to log: that of every layer, (L,), and in stage 2 the head term's after
-        them, (L + 1,), where it has a weight.
+        """The loss to minimise, and the losses to log: one for each layer, (L,), and in stage 2 the head term after
+        them, (L + 1,), if there is one.
 
         Args:
             stage: `stage1` trains each phase on its own, `stage2` all of them end to end.

@@ -38,7 +38,7 @@ class Asked:
     """Requests of single ranks, made known to all of them.
 
     Ranks tell each other between their hosts (gloo) while a step runs, so that none waits for its GPU or for another
-    rank's step: with several ranks the answer is that of the step before.
+    rank's step: with several ranks the answer is about the step before.
     """
 
     def __init__(self, world_size: int):

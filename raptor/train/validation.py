@@ -132,7 +132,7 @@ class Validator:
         return scores
 
     def _curve_scores(self, curves: ErrorCurves) -> tuple[Scores, bool]:
-        """The scores of the curves, and whether all states are finite; those of the teacher must be."""
+        """The scores of the curves, and whether the surrogate's states are finite; the teacher's states must be."""
         bad = curves.first_not_finite()
         if bad is not None and bad[1]:  # the teacher's own states, so no surrogate can be judged
             raise NonFiniteStates.of(self.teacher.name, f"from layer {bad[0]} on, for one held-out image or more")

@@ -55,7 +55,7 @@ def choose_attention(blocks: Sequence[Any], token_counts: Sequence[int]) -> None
 
 @functools.cache
 def kernel_is_right(device: torch.device, num_tokens: int, num_heads: int, head_dim: int) -> bool:
-    """Whether output and gradient are those of torch's attention in fp32, on two images of noise; says so if not."""
+    """Whether output and gradient equal torch's attention in fp32 on two images of noise; says so if not."""
     generator = torch.Generator().manual_seed(0)
     dim = num_heads * head_dim
     qkv, grad = (torch.randn(2, num_tokens, f, generator=generator).to(device).bfloat16() for f in (3 * dim, dim))
