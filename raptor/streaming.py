@@ -245,7 +245,23 @@ NotSaved = Annotated[T, SkipValidation, _NOT_SAVED]
 """A field of a record that is not written."""
 
 
-class Result:
+class Shown:
+    """Base of a dataclass with a repr of one line, at most 400 characters: arrays and lists are shown by their size."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
+            cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.repr:
+                shown.append(f"{field.name}={_short(getattr(self, field.name))}")
+        return f"{type(self).__name__}({_cut_text(', '.join(shown), 380)})"
+
+
+class Result(Shown):
     """Base of what commands return: short at a prompt, a table in a notebook, a data frame, a figure.
 
     `table_rows` gives the rows of the table, one dict per row; `plot` the figure, where there is one.
@@ -253,13 +269,8 @@ class Result:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
-            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
         if "plot" in cls.__dict__:
             cls.plot = _drawn_once(cls.plot)  # type: ignore[method-assign]
-
-    def __repr__(self) -> str:
-        return _short_repr(self)
 
     def table_rows(self) -> list[dict[str, Any]]:
         """The result as rows of a table."""
@@ -329,15 +340,6 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(lines)
 
 
-def _short_repr(value: Any) -> str:
-    """A dataclass in one line of at most 400 characters: small fields in full, arrays and lists by their size."""
-    shown = []
-    for field in fields(value):
-        if field.repr:
-            shown.append(f"{field.name}={_short(getattr(value, field.name))}")
-    return f"{type(value).__name__}({_cut_text(', '.join(shown), 380)})"
-
-
 def _cut_text(text: str, length: int) -> str:
     if len(text) <= length:
         return text
@@ -354,7 +356,7 @@ def _short(value: Any) -> str:
     return _cut_text(repr(value), 80)
 
 
-class Record:
+class Record(Shown):
     """Base of a dataclass that is written as JSON and read back: its fields are the keys.
 
     Reading checks the annotated types, ignores unknown keys and uses the default of a field that is missing. An array
@@ -363,11 +365,6 @@ class Record:
 
     # A number is not read from text, nor an integer from a fraction or a truth value.
     __pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__repr__" not in cls.__dict__:  # else a dataclass writes one that prints every number
-            cls.__repr__ = _short_repr  # type: ignore[assignment]
 
     def to_dict(self) -> dict[str, Any]:
         return {name: jsonable(getattr(self, name)) for name in _saved_names(type(self))}  # type: ignore[arg-type]
