@@ -123,16 +123,18 @@ def test_statistics_survive_a_large_mean_and_a_constant_coordinate() -> None:
     np.testing.assert_array_equal(std_ld[:, 1], 0)
     standard_btld = statistics.standardise(torch.stack(states[1:], dim=2))
     assert (standard_btld[..., 1] == 0).all()
+    np.testing.assert_allclose(standard_btld[..., 2].std(dim=(0, 1), correction=0), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length", [0.0, 1.0])
-def test_states_that_are_all_alike_have_statistics(length: float) -> None:
-    """Only their cosine may be undefined."""
-    states = [torch.tensor([length, 0, 0]).expand(2, GROUPS.num_tokens, 3)] * (NUM_LAYERS + 1)
+@pytest.mark.parametrize(("values", "mean", "std"), [((0, 0), 0, 0), ((1, 1), 1, 0), ((1, -1), 0, 1)])
+def test_any_finite_states_have_statistics(values: tuple[int, int], mean: float, std: float) -> None:
+    """Only the cosine of a zero is undefined. Two images have one value each in the first coordinate."""
+    states = torch.zeros(2, GROUPS.num_tokens, 3)
+    states[..., 0] = torch.tensor(values)[:, None]
     statistics = CoordinateStatistics(NUM_LAYERS)
-    statistics.update(states)
+    statistics.update([states] * (NUM_LAYERS + 1))
     mean_ld, std_ld = statistics.result()
-    assert mean_ld.tolist() == [[length, 0, 0]] * NUM_LAYERS and not std_ld.any()
+    assert mean_ld.tolist() == [[mean, 0, 0]] * NUM_LAYERS and std_ld.tolist() == [[std, 0, 0]] * NUM_LAYERS
 
 
 @pytest.mark.parametrize("layer", [0, 2, 4])
