@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ def on_config(_config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace `{{ options NAME }}` by the table of a command's options, and `{{ files }}` by a line for each file."""
-    markdown = markdown.replace("{{ files }}", _list_files())
-    return re.sub(r"^\{\{ options (\S+) \}\}$", lambda found: _describe(found[1]), markdown, flags=re.M)
+    """Replace `{{ commands }}` by a section for each command, and `{{ files }}` by a line for each file."""
+    if "{{ commands }}" in markdown:
+        markdown = markdown.replace("{{ commands }}", "\n\n".join(map(_describe, COMMANDS)))
+    return markdown.replace("{{ files }}", _list_files())
 
 
 def _list_files() -> str:
@@ -38,9 +38,10 @@ def _list_files() -> str:
 
 def _describe(name: str) -> str:
     rows = [_row(option) for option in options_of(COMMANDS[name])]
-    examples = "\n".join(f"    {line}" for line in about(name)[1])
+    what, words = about(name)
+    examples = "\n".join(f"    {line}" for line in words)
     table = "\n".join(["| option | values | default | |", "|---|---|---|---|", *rows])
-    return f"{examples}\n\n{table}\n"
+    return f"## raptor {name}\n\n{what}\n\n{examples}\n\n{table}\n"
 
 
 def _row(option: OptionText) -> str:

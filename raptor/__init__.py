@@ -102,8 +102,15 @@ def __getattr__(name: str) -> Any:
     for module, names in _PLACES.items():
         if name in names:
             return getattr(import_module(module), name)
-    raise AttributeError(f"module 'raptor' has no attribute {name!r}")
+    commands = import_module("raptor.commands")
+    if name == "commands":
+        return commands
+    hint = ""
+    # `raptor.phases` is a part of the library, so that the command of that name cannot stand here too.
+    if name in dir(commands):
+        hint = f": the command is raptor.commands.{name}"
+    raise AttributeError(f"module 'raptor' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, "__version__", "commands"])

@@ -413,7 +413,7 @@ class OnModel(OpeningModel):
     POSITIONAL: ClassVar[tuple[str, ...]] = ("model",)
 
     model: Model = field(kw_only=False)
-    """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, the folder of a model or of a run."""
+    """timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a weight file, the folder of a model or of a run."""
     out: str | None = None
     """folder of the results; by default the run's own, else runs/COMMAND-MODEL."""
 
@@ -508,8 +508,8 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     IN_PARALLEL = True
 
     models: Models = field(kw_only=False)
-    """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, or a run folder, whose teacher and surrogate are
-    then shown side by side."""
+    """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a weight file or a run folder, whose
+    teacher and surrogate are then shown side by side."""
     k: list[Several] | None = None
     """how many phases to cut depth into; several at once. By default those of 2, 3 and 4 that there is room for."""
     method: Literal["maxcut", "dp", "function"] = "maxcut"

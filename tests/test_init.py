@@ -27,13 +27,26 @@ def test_types_and_places_agree() -> None:
 
 
 def test_dir_and_version() -> None:
-    assert dir(raptor) == sorted([*raptor.__all__, "__version__"])  # none of what the module itself imports
+    assert dir(raptor) == sorted([*raptor.__all__, "__version__", "commands"])  # none of what the module itself imports
     assert raptor.__version__[0].isdigit()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'open_vitt'"):
         getattr(raptor, "open_vitt")  # noqa: B009
+
+
+def test_a_command_is_reached_from_the_package() -> None:
+    code = "import raptor; print(raptor.commands.study.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "study"
+
+
+@pytest.mark.parametrize("name", ["phases", "evaluate"])  # a part of the library, and no name of it
+def test_the_place_of_a_command_is_said(name: str) -> None:
+    code = f"import raptor; raptor.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"no attribute '{name}': the command is raptor.commands.{name}" in done.stderr
 
 
 def test_importing_raptor_imports_nothing_heavy() -> None:

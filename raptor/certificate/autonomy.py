@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,21 +177,22 @@ def measure_autonomy(
 
     def finish() -> Autonomy:
         check_finite(without.curves["surrogate"], other, teacher)
-        prices = {}
-        for measure, value, of_other, columns, statistic in _measures(own, without):
-            loss = of_other - value
-            if measure in ("r2_last", "agreement"):  # of these the larger one is better
-                loss = value - of_other
-            # Both are resampled together: how hard an image is cancels in the difference.
-            ends = statistic_interval(columns, statistic, bootstrap, seed)
-            prices[measure] = Price(value, of_other, Estimate.of(loss, ends[:, 0]))
-        return Autonomy(name, prices, training)
+        return Autonomy(name, _prices(own, without, bootstrap, seed), training)
 
     return sharing(batches).first(finish)
 
 
-def _measures(own: Followed, other: Followed) -> Iterator[tuple[str, float, float, list[Array], Callable[..., Array]]]:
-    """Every measure: its name, its value of both, and of single images what a resample's loss is computed from."""
+def _prices(own: Followed, other: Followed, bootstrap: int, seed: int) -> dict[str, Price]:
+    """The price by every measure."""
+    prices = {}
+
+    def add(name: str, value: float, of_other: float, columns: list[Array], loss: Callable[..., Array]) -> None:
+        # Both are resampled together: how hard an image is cancels in the difference.
+        ends = statistic_interval(columns, loss, bootstrap, seed)
+        # Of errors the smaller one is better, of the other measures the larger one.
+        lost = of_other - value if name.startswith("relative") else value - of_other
+        prices[name] = Price(value, of_other, Estimate.of(lost, ends[:, 0]))
+
     ours = own.curves["surrogate"].result()
     theirs = other.curves["surrogate"].result()
     # Each at its own worst layer, because Definition 1 asks for every layer.
@@ -202,14 +203,15 @@ def _measures(own: Followed, other: Followed) -> Iterator[tuple[str, float, floa
         columns += [ours.image_error[:, layer, :1], ours.image_norm[:, layer, :1]]
         value = float(ours.relative["all"][layer])
         of_other = float(theirs.relative["all"][other_layer])
-        yield name, value, of_other, columns, lambda e, n, e_own, n_own: e / n - e_own / n_own
+        add(name, value, of_other, columns, lambda e, n, e_own, n_own: e / n - e_own / n_own)
     # Both have one teacher, so that they share the deviation of its states.
     columns = [theirs.image_error[:, -1, :1] ** 2, ours.image_error[:, -1, :1] ** 2, ours.image_deviation[:, -1, :1]]
     r2 = float(ours.r2["all"][-1])
-    yield "r2_last", r2, float(theirs.r2["all"][-1]), columns, lambda e, e_own, d: (e - e_own) / d
+    add("r2_last", r2, float(theirs.r2["all"][-1]), columns, lambda e, e_own, d: (e - e_own) / d)
     if len(own.chosen):
         agrees = []
         for followed in (own, other):
             chosen_nc = followed.chosen.values().cpu().numpy()
             agrees.append((chosen_nc[:, :1] == chosen_nc[:, 1:2]).astype(np.float64))
-        yield "agreement", float(agrees[0].mean()), float(agrees[1].mean()), agrees, lambda a, b: a - b
+        add("agreement", float(agrees[0].mean()), float(agrees[1].mean()), agrees, lambda a, b: a - b)
+    return prices

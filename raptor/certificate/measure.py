@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raptor.certificate.autonomy import count_conditioning
 from raptor.certificate.bootstrap import resampled_means
 from raptor.certificate.certificate import Certificate, Cost, Eps
-from raptor.certificate.complexity import block_list, count_flops, run_times
+from raptor.certificate.complexity import count_flops, run_times
 from raptor.certificate.definition import judge_definition
 from raptor.certificate.error_curves import Curves
 from raptor.certificate.follow import check_finite, check_pair, curve_intervals, follow
@@ -23,6 +24,7 @@ from raptor.devices import device_name
 from raptor.phases.cut import Phases
 from raptor.streaming import Array, jsonable
 from raptor.subject import Subject
+from raptor.surrogate.surrogate import block_parameters
 from raptor.vit.view import ViT
 
 _FEW_DECIDE = 0.15  # by how much R2 is above that of single coordinates when a few of them decide it
@@ -93,11 +95,8 @@ def certify(
     def finish() -> Certificate:
         assert measured.images is not None
         check_finite(measured.curves["surrogate"], surrogate, teacher)
-        curves = measured.curves["surrogate"].result()
-        null_curves = {}
-        for name, accumulated in measured.curves.items():
-            if name != "surrogate":
-                null_curves[name] = accumulated.result()
+        null_curves = {name: accumulated.result() for name, accumulated in measured.curves.items()}
+        curves = null_curves.pop("surrogate")
         intervals = curve_intervals(curves, bootstrap, seed)
         by_group: dict[str, dict[str, Array]] = {}
         for metric, ends_2lg in intervals.items():
@@ -110,20 +109,6 @@ def certify(
                 f"a few large coordinates decide R2 of the last layer ({pooled:.2f}; the mean of single coordinates is "
                 f"{single:.2f}); raptor distill --normalise coordinate weighs all alike"
             )
-        sides = {"surrogate": surrogate, "teacher": teacher}
-        # On one batch: run time needs no more images, and both sides must get the same ones.
-        seconds = run_times(sides, measured.images, precision)
-        costs = {}
-        for side, vit in sides.items():
-            costs[side] = Cost(
-                num_parameters=sum(p.numel() for p in vit.model.parameters()),
-                block_parameters=sum(p.numel() for p in block_list(vit).parameters()),
-                flops=count_flops(vit),
-                seconds_per_image=seconds[side],
-            )
-        conditioning = None
-        if surrogate.phases:  # a model may be certified against itself
-            conditioning = count_conditioning(surrogate)
         return Certificate(
             surrogate=surrogate.name,
             teacher=teacher.name,
@@ -140,8 +125,9 @@ def certify(
             nulls=null_curves,
             predictions=measured.predictions(bootstrap, seed),
             floors=measured.floors(),
-            conditioning=conditioning,
-            costs=costs,
+            # A model may be certified against itself.
+            conditioning=count_conditioning(surrogate) if surrogate.phases else None,
+            costs=_costs({"surrogate": surrogate, "teacher": teacher}, measured.images, precision),
             notes=notes,
             verdict=judge(curves, null_curves, intervals, training, bootstrap, seed, split),
             split=split,
@@ -150,6 +136,20 @@ def certify(
 
     # After the reduction only rank 0 has the values of all images.
     return sharing(batches).first(finish)
+
+
+def _costs(sides: dict[str, ViT], images: Tensor, precision: str) -> dict[str, Cost]:
+    # On one batch: run time needs no more images, and both sides must get the same ones.
+    seconds = run_times(sides, images, precision)
+    costs = {}
+    for side, vit in sides.items():
+        costs[side] = Cost(
+            num_parameters=sum(p.numel() for p in vit.model.parameters()),
+            block_parameters=block_parameters(vit),
+            flops=count_flops(vit),
+            seconds_per_image=seconds[side],
+        )
+    return costs
 
 
 def _curve_eps(curves: Curves, bootstrap: int, seed: int) -> dict[str, dict[str, Eps]]:

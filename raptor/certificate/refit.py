@@ -118,10 +118,10 @@ class HeadFit(ResultFile):
 
 def after_blocks(vit: ViT, head: Head) -> dict[str, nn.Parameter]:
     """The parameters behind the last block: the norm's, and the own head's where `head` is that one."""
-    if head.linear is not None:
-        of_norm = {id(parameter) for parameter in vit.norm.parameters()}
-        return {name: p for name, p in vit.model.named_parameters() if id(p) in of_norm}
     named = dict(vit.model.named_parameters())
+    if head.linear is not None:
+        of_norm = set(vit.norm.parameters())
+        return {name: parameter for name, parameter in named.items() if parameter in of_norm}
     required = [parameter.requires_grad for parameter in named.values()]
     # Zeros will do: only whether a parameter is in the graph matters, not its gradient.
     state_btd = torch.zeros(1, vit.groups.num_tokens, vit.dim, device=vit.device, dtype=vit.dtype)

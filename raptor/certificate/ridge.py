@@ -44,7 +44,7 @@ def fit_ridge(
         order = torch.randperm(len(features_nf), generator=generator).to(features_nf.device)
         held_out, rest = order.tensor_split([max(1, round(_CHOICE_SHARE * len(order)))])
         # The largest first: of equally good ones the first is kept, and a stronger penalty is the safer one.
-        heads = _ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
+        heads = ridge_path(features_nf[rest], labels_n[rest], num_classes, sorted(alphas, reverse=True))
         best = (-1.0, 0.0)
         for one, head in heads.items():
             logits = head(features_nf[held_out])
@@ -54,10 +54,10 @@ def fit_ridge(
             if goodness > best:
                 alpha, best = one, goodness
     # On all features, because the choice of alpha is made and a head on more images is better.
-    return _ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
+    return ridge_path(features_nf, labels_n, num_classes, [alpha])[alpha]
 
 
-def _ridge_path(
+def ridge_path(
     features_nf: Tensor, labels_n: Tensor, num_classes: int, alphas: Sequence[float]
 ) -> dict[float, LinearHead]:
     """A head for every alpha from one eigendecomposition of the features' covariance."""

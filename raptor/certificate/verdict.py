@@ -129,16 +129,18 @@ class GroupVerdict(Record):
 
 
 def images_of(split: str) -> str:
-    """What the images of a split are called: only those of `val` were held out."""
-    words = {"val": "held-out", "train": "training", "all": "training and held-out"}
-    return f"{words.get(split, split)} images"
+    """What the images of a split are called: only those of `val` were held out. Of an empty split only `images`."""
+    words = {"": "images", "val": "held-out images", "train": "training images", "all": "training and held-out images"}
+    return words.get(split, f"{split} images")
 
 
-def named_images(num: int | None, split: str, data: str, size: int | str | None) -> str:
+def named_images(num: int | None, split: str, data: str | None, size: int | str | None = None) -> str:
     """The images of a measurement, as far as they are known: `24 held-out images of scenes at 64 px`."""
-    text = f"{images_of(split)} of {data}"
+    text = images_of(split)
     if num is not None:
         text = f"{num:,} {text}"
+    if data:
+        text += f" of {data}"
     if size is not None:
         text += f" at {size} px"
     return text
@@ -174,9 +176,7 @@ class Verdict(Record):
             trained = str(self.training)
         if self.undertrained:
             trained = f"undertrained ({'; '.join(self.undertrained)}): {trained}"
-        first = f"{trained}; measured on {self.num_images:,} {images_of(self.split)}"
-        if self.data:
-            first += f" of {self.data}"
+        first = f"{trained}; measured on {named_images(self.num_images, self.split, self.data)}"
         if self.against:
             first += f", against {self.against}"
         lines = [first]

@@ -36,5 +36,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'raptor.commands' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(_FUNCTIONS)
+
+
 # Python looks for `__setattr__` of a module in its class only: a function of this file would never be called.
 sys.modules[__name__].__class__ = _Commands

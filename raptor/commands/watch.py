@@ -24,8 +24,7 @@ from raptor.recurrence.detection import Baselines, attack
 from raptor.recurrence.watch import WATCHER, Judge, Judgement, Watcher, WatchFile, least_images, watch_findings
 from raptor.report.charts import Chart
 from raptor.report.strips import png, shown_picture
-from raptor.report.style import save_figure
-from raptor.report.tool import draw_watched_images, watch_charts
+from raptor.report.tool import watch_charts
 from raptor.streaming import folder_of
 from raptor.vit.trajectory import autocast
 
@@ -106,8 +105,6 @@ def watch(config: WatchConfig) -> Watching:
     found = Watching(measured, job.folder)
     found.save()
     _write_table(judgements, job.folder)
-    if measured.shown:
-        save_figure(draw_watched_images(measured), job.folder / "figures" / "watch-images")
     return found
 
 

@@ -42,7 +42,7 @@ def given_images(given: Any) -> ImageData | None:
     kind = type(given).__name__
     if hasattr(given, "features") and hasattr(given, "column_names"):  # of the `datasets` package
         # Read as a table: the package itself would decode any format that Pillow knows.
-        return TableImages(f"{len(given)} images of a {kind}", {"train": given})
+        return TableImages(f"a {kind} of {len(given)}", {"train": given})
     has_items = hasattr(given, "__len__") and hasattr(given, "__getitem__")
     if not has_items or isinstance(given, IterableDataset | Mapping | bytes):
         raise ValueError(
@@ -54,7 +54,7 @@ def given_images(given: Any) -> ImageData | None:
     if not len(given):
         raise ValueError(f"the {kind} that was given as data is empty")
     labels, classes = _labels_of(given)
-    return GivenImages(given, f"{len(given)} images of a {kind}", labels, classes)
+    return GivenImages(given, f"a {kind} of {len(given)}", labels, classes)
 
 
 class GivenImages(ImageData):

@@ -94,7 +94,11 @@ class SidesFile(ResultFile):
     @property
     def images(self) -> str:
         """What was measured on, in words."""
-        return named_images(self.num_images, self.split, self.data, self.image_size)
+        split = self.split
+        # Nothing was trained, so that none of all images are training images.
+        if split == "all" and "surrogate" not in self.sides():
+            split = ""
+        return named_images(self.num_images, split, self.data, self.image_size)
 
     def sides(self) -> dict[str, Any]:
         """The sides that were measured, the teacher first."""

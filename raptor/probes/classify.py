@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raptor.certificate.heads import num_features
 from raptor.certificate.linear_head import LinearHead, own_linear_head
-from raptor.certificate.ridge import fit_ridge
+from raptor.certificate.ridge import ridge_path
 from raptor.data.images import ImageData
 from raptor.data.preprocess import Preprocess
 from raptor.data.split import choice_split
@@ -22,7 +23,7 @@ from raptor.probes.features import check_finite, normed_tokens, view_at
 from raptor.probes.grid import Choice
 from raptor.probes.result import HeadTensors, SeedRun
 from raptor.streaming import Rows, reduce_all
-from raptor.vit.groups import POOLED, pool
+from raptor.vit.groups import pool
 from raptor.vit.view import ViT
 
 _CROP_SCALE = (0.08, 1.0)
@@ -68,7 +69,7 @@ class Classify:
         # A batch larger than the data would leave an epoch without a step.
         self.batch_size = min(batch_size, len(fit))
         self.num_outputs = len(classes)
-        self.num_features = vit.dim * sum(name in POOLED for name, _ in self.vit.groups.present())
+        self.num_features = num_features(vit)
         split = self.features(train_data.select(held))
         reported, labels = self.features(val_data)
         own = _classes(val_data)
@@ -225,9 +226,10 @@ def fit_ridge_heads(task: Classify, penalties: Sequence[float]) -> SeedRun:
     features_nf, labels_n = task.features(task.fit_data, collect=True)
 
     def fit() -> HeadTensors:
-        heads = [fit_ridge(features_nf, labels_n, task.num_outputs, [alpha]) for alpha in penalties]
-        weight_gcf = torch.stack([head.weight for head in heads])
-        return weight_gcf.cpu(), torch.stack([head.bias for head in heads]).cpu()
+        heads = ridge_path(features_nf, labels_n, task.num_outputs, penalties)
+        weights = [heads[alpha].weight for alpha in penalties]
+        biases = [heads[alpha].bias for alpha in penalties]
+        return torch.stack(weights).cpu(), torch.stack(biases).cpu()
 
     weight_gcf, bias_gc = task.ranks.first(fit)
     choice = Choice(task, penalties)

@@ -11,12 +11,11 @@ from raptor.certificate.linear_head import LinearHead
 from raptor.certificate.ridge import ALPHAS
 from raptor.data import DenseData, ImageData, open_data, open_dense
 from raptor.data.apart import check_apart
-from raptor.data.split import Split
 from raptor.devices import ONE_PROCESS, Ranks
 from raptor.probes.classify import Classify, fit_ridge_heads, read_head
 from raptor.probes.depth import Depth
 from raptor.probes.grid import grid_around, step_seconds, train_heads
-from raptor.probes.result import ProbeResult, ProbeSettings
+from raptor.probes.result import HeadTensors, ProbeResult, ProbeSettings
 from raptor.probes.segment import Segment
 from raptor.subject import Subject
 from raptor.vit.view import ViT
@@ -117,37 +116,33 @@ def probe(
     # On a CPU bf16 does not pay.
     if precision is None:
         precision = "bf16" if vit.device.type == "cuda" else "fp32"
-    if val_data is None and not isinstance(train_data, str):
-        raise ValueError("give val_data: opened training data does not say where its validation split is")
-    train = _open(train_data, "train", task)
-    val = _open(val_data or train_data, "val", task)
-    if isinstance(train_data, str) or isinstance(val_data, str):  # a command that opens both has checked them already
-        check_apart(train, val)
+    train, val = _open_both(train_data, val_data, task)
     began = time.monotonic()
     if layer is None:
         layer = vit.num_layers
     if not 0 <= layer <= vit.num_layers:
         raise ValueError(f"layer {layer} is not a state of {vit.name}: states are numbered 0..{vit.num_layers}")
-    made: Classify | Segment | Depth
     shared: dict[str, Any] = {"batch_size": batch_size or own.batch_size, "precision": precision, "ranks": ranks}
-    if task == "classify":
-        # Centre crops are square.
-        if isinstance(size, tuple):
-            raise ValueError("classification takes square images: give one size")
-        made = Classify(vit, layer, train, val, size=size, num_workers=num_workers, **shared)
-    else:
-        assert isinstance(train, DenseData) and isinstance(val, DenseData)
-        dense_task = Segment if task == "segment" else Depth
-        made = dense_task(vit, layer, train, val, size=size, **shared)
-    init = None
+    made = _task(task, vit, layer, train, val, size, num_workers, shared)
+    settings = ProbeSettings(
+        epochs=epochs,
+        batch_size=made.batch_size,
+        weight_decay=weight_decay,
+        precision=precision,
+        train_data=train.name,
+        val_data=val.name,
+        init_head="random",  # also where the model has no head of its own
+        max_seconds=max_seconds,
+    )
     if closed_form is not None:
         assert isinstance(made, Classify)
+        settings.epochs = None
+        settings.weight_decay = None
         runs = [fit_ridge_heads(made, grid)]
     else:
-        if isinstance(made, Classify) and is_given:
-            init = read_head(init_head, made.fit_data.classes or [], made.num_features)
-        elif isinstance(made, Classify) and init_head == "own":
-            init = made.own_head()
+        init = _first_head(made, init_head)
+        if init is not None:
+            settings.init_head = "given" if isinstance(init_head, LinearHead) else str(init_head)
         if max_steps is None and max_seconds is not None:
             max_steps = max(1, int(max_seconds / max(step_seconds(made, grid), 1e-9)))
         runs = []
@@ -169,11 +164,6 @@ def probe(
                 progress=tell,
             )
             runs.append(run)
-    start = str(init_head)
-    if init is None:
-        start = "random"  # also where the model has no head of its own
-    elif isinstance(init_head, LinearHead):
-        start = "given"
     for run in runs:
         # A head that is not finite gives every image class 0: a score that looks like one.
         if not all(bool(tensor.isfinite().all()) for tensor in run.chosen.head or ()):
@@ -181,25 +171,7 @@ def probe(
                 f"a head of the {task} probe of {vit.name} is not finite: check its weights, use --precision fp32, or "
                 "give a smaller --lr"
             )
-    settings = ProbeSettings(
-        epochs=epochs,
-        batch_size=made.batch_size,
-        weight_decay=weight_decay,
-        precision=precision,
-        train_data=train.name,
-        val_data=val.name,
-        init_head=start,
-        max_seconds=max_seconds,
-    )
-    if closed_form is not None:
-        settings.epochs = None
-        settings.weight_decay = None
-    classes = None
-    chance = None
-    if isinstance(made, Classify):
-        classes = made.fit_data.classes
-        chance = 1 / made.num_outputs
-    return ProbeResult(
+    found = ProbeResult(
         task=task,
         model=vit.name,
         layer=layer,
@@ -212,20 +184,61 @@ def probe(
         settings=settings,
         seeds=runs,
         seconds=time.monotonic() - began,
-        chance=chance,
         floors=dict(made.floors()),
         subject=Subject.of(vit, val),
-        classes=classes,
     )
+    if isinstance(made, Classify):
+        found.classes = made.fit_data.classes
+        found.chance = 1 / made.num_outputs
+    return found
 
 
-def _open(data: ImageData | str, split: Split, task: str) -> ImageData:
-    """Data of the task, opened by its name where it is one."""
-    opener = "open_data" if task == "classify" else "open_dense"
-    if isinstance(data, str):
-        return open_data(data, split) if task == "classify" else open_dense(data, split, task)
-    # The images of dense data, opened without their targets, are images as any others.
-    of_task = data.task if isinstance(data, DenseData) and data.has_targets else "classify"
-    if of_task != task:
-        raise ValueError(f"{data.name} was not opened for {task}; use {opener}")
-    return data
+def _open_both(train_data: ImageData | str, val_data: ImageData | str | None, task: str) -> tuple[ImageData, ImageData]:
+    """Training and held-out data of the task, opened by their names where they are names."""
+    if val_data is None:
+        if not isinstance(train_data, str):
+            raise ValueError("give val_data: opened training data does not say where its validation split is")
+        val_data = train_data
+    opened = []
+    for data, split in ((train_data, "train"), (val_data, "val")):
+        if isinstance(data, str):
+            data = open_data(data, split) if task == "classify" else open_dense(data, split, task)
+        # The images of dense data, opened without their targets, are images as any others.
+        of_task = data.task if isinstance(data, DenseData) and data.has_targets else "classify"
+        if of_task != task:
+            opener = "open_data" if task == "classify" else "open_dense"
+            raise ValueError(f"{data.name} was not opened for {task}; use {opener}")
+        opened.append(data)
+    train, val = opened
+    if isinstance(train_data, str) or isinstance(val_data, str):  # a command that opens both has checked them already
+        check_apart(train, val)
+    return train, val
+
+
+def _task(
+    task: str,
+    vit: ViT,
+    layer: int,
+    train: ImageData,
+    val: ImageData,
+    size: _Size,
+    num_workers: int | None,
+    shared: dict[str, Any],
+) -> Classify | Segment | Depth:
+    if task == "classify":
+        # Centre crops are square.
+        if isinstance(size, tuple):
+            raise ValueError("classification takes square images: give one size")
+        return Classify(vit, layer, train, val, size=size, num_workers=num_workers, **shared)
+    assert isinstance(train, DenseData) and isinstance(val, DenseData)
+    dense_task = Segment if task == "segment" else Depth
+    return dense_task(vit, layer, train, val, size=size, **shared)
+
+
+def _first_head(task: Classify | Segment | Depth, init_head: str | Path | LinearHead) -> HeadTensors | None:
+    """The head that training begins with; None for a random one."""
+    if not isinstance(task, Classify) or init_head == "random":
+        return None
+    if init_head == "own":
+        return task.own_head()
+    return read_head(init_head, task.fit_data.classes or [], task.num_features)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
+from raptor.report.markup import part
 from raptor.streaming import Spread, jsonable
 
 _DIGITS = 5
@@ -215,6 +216,7 @@ class Section:
 
     Attributes:
         nav: its name in the bar.
+        parts: key of a part of the section -> its heading and what to look for in it.
         body: HTML made here and charts, in the order of the page; charts that follow each other share a grid.
         hint: stands in for a part that was not measured: the command that adds it. hint_reason: why it is missing.
     """
@@ -223,10 +225,25 @@ class Section:
     nav: str
     title: str
     lead: str = ""
+    parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     controls: list[Control] = field(default_factory=list)
     body: list[str | Chart] = field(default_factory=list)
     hint: str = ""
     hint_reason: str = ""
+
+    @classmethod
+    def named(cls, name: str, has_surrogate: bool = True) -> Section:
+        """The section `name` of `sections.yaml`; a model without a surrogate may have a lead of its own."""
+        words = dict(_section_words()[name])
+        alone = words.pop("lead_alone", words.get("lead", ""))
+        if not has_surrogate:
+            words["lead"] = alone
+        return cls(name, **words)
+
+    def add_part(self, key: str, *body: str | Chart, **say: object) -> None:
+        """Add a part with its heading. say: what fills the names in its words."""
+        title, look_for = self.parts[key]
+        self.body += [part(title, look_for.format(**say)), *body]
 
     @property
     def charts(self) -> list[Chart]:
@@ -238,33 +255,65 @@ class Section:
         return "".join(part for part in self.body if isinstance(part, str))
 
 
+def _read_words(name: str) -> Any:
+    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+@cache
+def _section_words() -> dict[str, dict[str, Any]]:
+    """Id of a section -> its words in `sections.yaml`."""
+    found: dict[str, dict[str, Any]] = _read_words("sections.yaml")
+    return found
+
+
 @cache
 def descriptions() -> dict[str, dict[str, Any]]:
     """Id of a chart -> its words in `charts.yaml`, with its file."""
-    saved = yaml.safe_load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"))
     found: dict[str, dict[str, Any]] = {}
-    for file, charts in saved.items():
+    for file, charts in _read_words("charts.yaml").items():
         for name, words in charts.items():
             found[name] = {"kind": "lines", "file": file, **words}
     return found
 
 
-def described(name: str, series: list[Series], say: Mapping[str, object] | None = None, **more: Any) -> Chart:
-    """The chart `name` of `charts.yaml`.
+def series_names(name: str) -> dict[str, str]:
+    """What the curves of the chart `name` are called, by their keys in the file."""
+    return dict(descriptions()[name]["series"])
+
+
+def described(
+    name: str,
+    series: list[Series],
+    say: Mapping[str, object] | None = None,
+    starts: Mapping[str, str] | None = None,
+    values: Mapping[str, Mapping[str, str]] | None = None,
+    **more: Any,
+) -> Chart:
+    """The chart `name` of `charts.yaml`, with a chooser for each of its controls.
 
     Args:
         say: what fills the names in its caption.
-        more: what depends on the result, such as controls and phases; it goes before the file's words.
+        starts: control -> the value it starts at, where the result decides it.
+        values: control -> the words for its values, where the result decides them.
+        more: what else depends on the result, such as phases; it goes before the file's words.
     """
     words = deepcopy(descriptions()[name])  # the file is read once, and a chart may change its words
+    words.pop("series", None)
     words["caption"] = words["caption"].format(**(say or {}))
+    controls = []
+    for control, about in words.pop("controls", {}).items():
+        if isinstance(about, str):
+            about = {"label": about}
+        names = (values or {}).get(control, about.get("options"))
+        start = (starts or {}).get(control, about.get("start", ""))
+        controls.append(chooser(control, about["label"], series, names, start))
     x = words.pop("x", {})
     if isinstance(x, str):
         words["x"], words["offset"] = _DEPTH[x]
     else:
         words["x"] = Axis(**x)
     words["y"] = Axis(**words.pop("y", {}))
-    return Chart(id=name, series=series, **{**words, **more})
+    return Chart(id=name, series=series, controls=controls, **{**words, **more})
 
 
 def rounded(value: Any) -> Any:

@@ -32,11 +32,6 @@ from raptor.report.results import Results
 from raptor.report.stability import stability_charts, tangent_charts
 from raptor.streaming import Spread
 
-LEAD = (
-    "Read depth as time. Bands are the phases{sides}. "
-    "Choose one token group to see its spread over images (middle half)."
-)
-BASINS_LEAD = "Do images of one class end in a basin of their own? Turn the plot, and move through depth."
 _ONLY_ON_PAPER = ("dynamics-speed-variance", "gathering-tokens", "gathering-updates", "attraction", "rank-sweep-error")
 _POOLED = "one fit for all images"
 _ROOM = 1.06  # around the eigenvalues, as a share of their plane
@@ -45,14 +40,12 @@ Sides = Mapping[str, DynamicsResult]
 
 
 def dynamics(results: Results) -> Section:
-    section = Section("dynamics", "Dynamics", "Depth as a dynamical system", LEAD.format(sides=""))
     measured = results.dynamics
+    section = Section.named("dynamics", measured is not None and measured.surrogate is not None)
     if measured is None:
         section.hint = "raptor dynamics"
         return section
     sides = measured.sides()
-    if len(sides) > 1:
-        section.lead = LEAD.format(sides=", solid lines the teacher, dashed ones the surrogate")
     section.controls = [group_control(list(measured.teacher.direction.norm))]
     names = [side.model.name for side in sides.values()]
     text = f"{' and '.join(names)}, {measured.images}."
@@ -86,7 +79,7 @@ def dynamics(results: Results) -> Section:
 
 def basins(results: Results) -> Section:
     """Class basins: paths of a few classes through depth, and how far apart they come to lie."""
-    section = Section("basins", "Basins", "Class basins", BASINS_LEAD)
+    section = Section.named("basins")
     measured = results.dynamics
     if measured is None or measured.teacher.basins is None:
         section.hint = "raptor dynamics"
@@ -218,12 +211,12 @@ def _basin_charts(measured: DynamicsFile, phases: list[int] | None) -> list[Char
                 paths.append(Series(name, x, y, z, colour=f"palette-{i}", axes=axes, when=when))
     last = measured.teacher.model.num_layers
     layers = [(str(layer), f"layer {layer}") for layer in range(last + 1)]
-    models = chooser("model", "Model", paths)
-    depth = Control("depth", "Depth", layers, str(last), slider=True)
+    drawn = described("basin-paths", paths, phases=phases)
+    drawn.controls.append(Control("depth", "Depth", layers, str(last), slider=True))
     # All classes have about as many images, so a guess is right for one of their number.
     chance = 100 * sides["teacher"].chance
     return [
-        described("basin-paths", paths, controls=[models, depth], phases=phases),
+        drawn,
         described("basins-accuracy", accuracy, phases=phases, level=chance),
         described("basins-scatter-ratio", separation, phases=phases),
     ]

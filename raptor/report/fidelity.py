@@ -5,91 +5,81 @@ Verdict, worst images, curves with null models, stitching, rate and distortion, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from raptor.certificate.certificate import Certificate
 from raptor.certificate.error_curves import Array, Curves
 from raptor.certificate.rate import Complexity
 from raptor.certificate.verdict import Verdict
-from raptor.report.charts import EVERY, GROUP_NAMES, Chart, Section, Series, described, group_control, percent
-from raptor.report.markup import bullet_list, paragraph, part, pictures, table
+from raptor.report.charts import (
+    EVERY,
+    GROUP_NAMES,
+    Chart,
+    Section,
+    Series,
+    described,
+    group_control,
+    percent,
+    series_names,
+)
+from raptor.report.markup import bullet_list, paragraph, pictures, table
 from raptor.report.results import Results
 
-LEAD = (
-    "Run from the same first state, the surrogate must follow its teacher through every layer, not only arrive. "
-    "Null models, the dotted curves, show what comes for free."
-)
-_WORST = "Look for what makes them hard: crowded, cut off, or rare. The number is the image's relative error."
-_SHIFT = (
-    "Look for a set on which the surrogate leaves its teacher: whether the teacher is right there does not matter. "
-    "R² is 0 for the mean of the teacher's states on the set itself."
-)
 _METRICS = ("r2", "relative", "cosine", "bounded_r2")
-_NULL_NAMES = {
-    "identity": "null: input repeated",
-    "mean": "null: data mean",
-    "tied": "null: tied, untrained",
-    "linear": "null: linear map per phase",
-}
 
 
 def fidelity(results: Results) -> Section:
-    section = Section("fidelity", "Fidelity", "Surrogate against teacher", LEAD)
+    section = Section.named("fidelity")
     certificate = results.certificate
     if results.curves is None:
         section.hint = "raptor distill"
         return section
     section.controls = [group_control(results.curves.groups)]
     section.controls[0].start = "all"
-    body = section.body
     if results.verdict is not None:
-        body += _verdict(results.verdict, certificate)
+        section.add_part("verdict", *_verdict(results.verdict, certificate))
+    shown = []
     if certificate is not None and certificate.definition is not None:
-        shown = []
         for image in certificate.definition.hardest:
             if image.picture:  # `certify` in Python gives none
                 words = f"{image.name}: {image.error:.3f} at layer {certificate.definition.layer}"
                 shown.append((image.name, [image.picture], words))
-        if shown:
-            body += [part("Worst images", _WORST), pictures(shown)]
-    body.append(
-        part("Layer by layer", "Look for the layer where a curve leaves its best value, or meets a null model.")
-    )
-    body += error_curves(results.curves, certificate, results.phase_lengths)
+    if shown:
+        section.add_part("worst", pictures(shown))
+    section.add_part("layers", *error_curves(results.curves, certificate, results.phase_lengths))
     if certificate is not None and certificate.stitching is not None:
         found = certificate.stitching
-        words = f"{_sentence(found.line())} Measured on {found.num_images:,} images."
-        body += [part("Where the error is made", words), *_stitching_charts(certificate)]
+        say = {"line": _sentence(found.line()), "num": f"{found.num_images:,}"}
+        section.add_part("stitching", *_stitching_charts(certificate), **say)
     if results.complexity is not None:
-        words = " ".join(map(_sentence, results.complexity.lines()))
-        body += [part("Rate and distortion", words), *rate_charts(results.complexity)]
+        lines = " ".join(map(_sentence, results.complexity.lines()))
+        section.add_part("rates", *rate_charts(results.complexity), lines=lines)
     if certificate is None:
         section.hint = "raptor evaluate"
         section.hint_reason = "Null models, intervals, costs and run time come with the certificate:"
     else:
         if certificate.shift:
-            body += [part("Other images", _SHIFT), table(*certificate.shift_table())]
-        body.append(part("Scores and costs", "Tied blocks save parameters, not time: compare both rows."))
-        body += [table(head, rows) for head, rows in certificate.tables()]
+            section.add_part("shift", table(*certificate.shift_table()))
+        section.add_part("costs", *(table(head, rows) for head, rows in certificate.tables()))
     if results.distilled is not None:
         scores = results.distilled.validation
-        lines = []
+        kept = []
         for share, by in (
             (scores.recovery_head, scores.head or "the head of the teacher"),
             (scores.recovery, "a ridge probe fitted to each side"),
         ):
             if share is not None:
-                lines.append(f"accuracy kept on the run's validation images, by {by}: {percent(share)}")
-        if lines:
-            body.append(bullet_list(lines))
+                kept.append(f"accuracy kept on the run's validation images, by {by}: {percent(share)}")
+        if kept:
+            section.body.append(bullet_list(kept))
     if certificate is not None:
-        body.append(bullet_list([certificate.source(), *certificate.notes]))
+        section.body.append(bullet_list([certificate.source(), *certificate.notes]))
     return section
 
 
-def _verdict(judged: Verdict, certificate: Certificate | None) -> list[str | Chart]:
+def _verdict(judged: Verdict, certificate: Certificate | None) -> list[str]:
     """Definition 1, how the surrogate was trained, and a row for each token group."""
-    body: list[str | Chart] = [
-        part("Verdict", "Look at the upper end of the error, and for null models that the surrogate does not beat.")
-    ]
+    body = []
     if certificate is not None and certificate.definition is not None:
         tone = "good" if certificate.definition.holds else "bad"
         body.append(paragraph(f"{certificate.definition.line()}.", f"definition {tone}"))
@@ -128,6 +118,8 @@ def error_curves(curves: Curves, certificate: Certificate | None, phases: list[i
     charts = []
     for metric in _METRICS:
         by_group: dict[str, Array] = getattr(curves, metric)
+        chart = f"fidelity-{metric.replace('_', '-')}"
+        null_names = series_names(chart)
         series: list[Series] = []
         for group, values in by_group.items():
             own = Series(GROUP_NAMES.get(group, group), 1, values, colour=group, when={"tokens": [group, EVERY]})
@@ -138,12 +130,12 @@ def error_curves(curves: Curves, certificate: Certificate | None, phases: list[i
             if metric in certificate.intervals:
                 own.lower, own.upper = certificate.intervals[metric][group]
             for name, null in certificate.nulls.items():
-                free = Series(_NULL_NAMES.get(name, f"null: {name}"), 1, getattr(null, metric)[group], side="null")
+                free = Series(null_names.get(name, f"null: {name}"), 1, getattr(null, metric)[group], side="null")
                 free.colour = f"null-{name}"
                 # With every group only the surrogate's: null models of every group would cover each other.
                 free.when = {"tokens": [group]}
                 series.append(free)
-        charts.append(described(f"fidelity-{metric.replace('_', '-')}", series, phases=phases))
+        charts.append(described(chart, series, phases=phases))
     return charts
 
 
@@ -158,18 +150,16 @@ def _stitching_charts(certificate: Certificate) -> list[Chart]:
         ("teacher", "the surrogate's state, finished by the teacher", found.by_teacher),
         ("surrogate", "the teacher's state, finished by the surrogate", found.by_surrogate),
     ):
-        error = Series(name, 0, hand_over.error, colour=f"side-{side}")
-        error.lower, error.upper = hand_over.interval
-        errors.append(error)
+        lower, upper = hand_over.interval
+        errors.append(Series(name, 0, hand_over.error, lower=lower, upper=upper, colour=f"side-{side}"))
         if hand_over.agreement is not None:
             agreements.append(Series(name, 0, hand_over.agreement, colour=f"side-{side}"))
-    phases = list(certificate.phases)
-    charts = []
-    for chart, series in (("stitching", errors), ("stitching-agreement", agreements)):
-        if series:
-            source = f"{certificate.surrogate}: {found.num_images:,} images of {certificate.data}"
-            charts.append(described(chart, series, phases=phases, source=source))
-    return charts
+    more: dict[str, Any] = {
+        "phases": list(certificate.phases),
+        "source": f"{certificate.surrogate}: {found.num_images:,} images of {certificate.data}",
+    }
+    charts = [described("stitching", errors, **more), described("stitching-agreement", agreements, **more)]
+    return [chart for chart in charts if chart.series]
 
 
 def rate_charts(complexity: Complexity) -> list[Chart]:

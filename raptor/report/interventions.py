@@ -7,14 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from raptor.dynamics.interventions import InterventionsFile
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Section, Series, chooser, described, number
+from raptor.report.charts import Chart, Control, Section, Series, described, number
 from raptor.report.markup import bullet_list, paragraph
 from raptor.report.results import Results
 from raptor.streaming import Spread
 
-LEAD = (
-    "If depth is recurrence, blocks of one phase can change places, and a tied block can run on. Here both are tried."
-)
 _UNITS = {
     "agreement": "predictions kept (%)",
     "norm": "mean token norm |x|",
@@ -25,7 +22,7 @@ _TURN = "turn of the last state (rad)"
 
 
 def interventions(results: Results) -> Section:
-    section = Section("interventions", "Interventions", "Interventions", LEAD)
+    section = Section.named("interventions")
     measured = results.interventions
     if measured is None:
         section.hint = "raptor dynamics --interventions true"
@@ -70,12 +67,14 @@ def intervention_charts(measured: InterventionsFile) -> list[Chart]:
                 # The last layer itself has no speed, so a speed has one value fewer.
                 line = Series(side, beyond.layers[-len(spread.mean) :], spread, colour=f"side-{side}", side=side)
                 past.append(_of_measure(line, side, measure))
-    outlines = Control("k", "Phases", [("phases", "phases")], "phases")
     charts = [
-        described("swaps", swapped, alt=words, controls=[*_choosers(swapped, "turn_all"), outlines]),
-        described("repetition", repeated, controls=_choosers(repeated, "turn_all")),
-        described("extrapolation", past, {"conditioning": conditioning}, controls=_choosers(past, "speed")),
+        described("swaps", swapped, alt=words),
+        described("repetition", repeated),
+        described("extrapolation", past, {"conditioning": conditioning}),
     ]
+    charts[0].controls.append(Control("k", "Phases", [("phases", "phases")], "phases"))
+    for chart in charts:
+        _leave_out_gaps(chart)
     return [chart for chart in charts if chart.series]
 
 
@@ -94,13 +93,12 @@ def _of_measure(series: Series, side: str, measure: str) -> Series:
     return series
 
 
-def _choosers(series: list[Series], start: str) -> list[Control]:
-    """Choosers of the model, and of the measures that every model has."""
-    model = chooser("model", "Model", series)
-    names = {f"turn_{group}": f"turn of {words}" for group, words in GROUP_NAMES.items()}
-    measure = chooser("measure", "Measure", series, names, start)
-    # `agreement` is missing where clean predictions hardly vary, and the chart of that model would be empty.
-    for side, _ in model.options:
-        known = {value for one in series if one.when["model"] == [side] for value in one.when["measure"]}
-        measure.options = [option for option in measure.options if option[0] in known]
-    return [model, measure]
+def _leave_out_gaps(chart: Chart) -> None:
+    """Let the chart offer only measures that every model has.
+
+    `agreement` is missing where clean predictions hardly vary, and the chart of that model would be empty.
+    """
+    models, measures, *_ = chart.controls
+    for side, _ in models.options:
+        known = {value for one in chart.series if one.when["model"] == [side] for value in one.when["measure"]}
+        measures.options = [option for option in measures.options if option[0] in known]

@@ -23,7 +23,7 @@ _EXAMPLE = (
 
 
 def overview(results: Results) -> Section:
-    section = Section("glance", "Glance", "At a glance")
+    section = Section.named("glance")
     if results.subject is not None:
         _, about = results.subject
         if (about.teacher or about.model) == _BUILT_IN and about.data in (None, _BUILT_IN):
@@ -106,15 +106,19 @@ def _scores(results: Results) -> tuple[Mapping[str, float | None], Mapping[str, 
 
     Of the certificate, else of the run's validation. They are never mixed: their images may differ.
     """
-    certificate, summary = results.certificate, results.distilled
+    certificate = results.certificate
     if certificate is not None:
         values = {name: prediction.value for name, prediction in certificate.predictions.items()}
         return values, certificate.floors, certificate.split
-    if summary is None:
+    if results.distilled is None:
         return {}, {}, "val"
-    found = summary.validation
-    values = {"teacher_accuracy": found.teacher_accuracy, "surrogate_accuracy": found.accuracy}
-    return {"agreement": found.agreement, **values}, {}, summary.split
+    found = results.distilled.validation
+    values = {
+        "agreement": found.agreement,
+        "teacher_accuracy": found.teacher_accuracy,
+        "surrogate_accuracy": found.accuracy,
+    }
+    return values, {}, results.distilled.split
 
 
 def _surrogate_verdict(results: Results) -> str:
@@ -178,11 +182,10 @@ def _phases_verdict(entry: ModelPhases, lengths: list[int] | None) -> str:
 
 def _cards(results: Results) -> list[tuple[str, str, str]]:
     items: list[tuple[str, str, str]] = []
-    facts, distilled = results.facts, results.distilled
+    facts = results.facts
+    distilled = results.distilled
     if facts:
-        counts = []
-        for name, where in facts.groups.present():
-            counts.append(f"{where.stop - where.start} {name}")
+        counts = [f"{where.stop - where.start} {name}" for name, where in facts.groups.present()]
         items.append((number(facts.groups.num_tokens), "tokens", f"{', '.join(counts)} at {facts.image_size} px"))
         items.append((number(facts.num_layers), "blocks", f"of width {facts.dim}"))
         items.append((f"{facts.num_parameters / 1e6:.2f} M", "parameters", "teacher" if distilled else ""))
@@ -195,7 +198,8 @@ def _cards(results: Results) -> list[tuple[str, str, str]]:
     elif results.dynamics:
         items.append((number(results.dynamics.num_images), "images", "measured along depth"))
     scores, floors, _ = _scores(results)
-    of_teacher, own = scores.get("teacher_accuracy"), scores.get("surrogate_accuracy")
+    of_teacher = scores.get("teacher_accuracy")
+    own = scores.get("surrogate_accuracy")
     # A teacher that is never right leaves no share to keep.
     if of_teacher and own is not None:
         kept = f"{percent(own)} of {percent(of_teacher)}"

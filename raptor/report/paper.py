@@ -7,9 +7,11 @@ Every chart is drawn from its description alone. Colours, dashes and markers are
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -58,13 +60,12 @@ def draw(figure: Figure) -> Any:
     heights = figure.heights or [height] * len(figure.panels)
     charts = [chart for row in figure.panels for chart in row if chart is not None]
     # Maps of one unit share a colour scale and a colour bar.
-    limits: dict[str, tuple[float, float]] = {}
+    values: dict[str, list[np.ndarray]] = defaultdict(list)
     for chart in charts:
         if chart.kind == "heatmap":
-            low, high = limits.get(chart.series[0].unit, (np.inf, -np.inf))
-            matrix = np.asarray(chart.series[0].z)
-            limits[chart.series[0].unit] = (min(low, np.nanmin(matrix)), max(high, np.nanmax(matrix)))
-    maps: dict[str, list[tuple[Any, Any]]] = {unit: [] for unit in limits}
+            values[chart.series[0].unit].append(np.ravel(chart.series[0].z))
+    limits = {unit: (np.nanmin(np.concatenate(z)), np.nanmax(np.concatenate(z))) for unit, z in values.items()}
+    maps: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
     # Only inside, so that the settings of the user's own figures stay.
     with rc_context(STYLE):  # type: ignore[arg-type]
         canvas = Canvas(figsize=(width * num_columns, sum(heights)), layout="constrained")
@@ -213,20 +214,7 @@ def _label(series: Series) -> str:
 
 def _draw_legend(canvas: Any, charts: Sequence[Chart]) -> None:
     """One legend for all panels. Where curves of several models share their colours: a colour each, then the models."""
-    drawn = [(chart, series) for chart in charts if chart.kind != "heatmap" for series in chart.series]
-    has_models = len({series.side for _, series in drawn if series.side in SIDE_NAMES}) > 1
-    curves: dict[str, Any] = {}
-    models: dict[str, Any] = {}
-    others: dict[str, Any] = {}  # null models, and points that stand out: they come last
-    for chart, series in drawn:
-        style = _style(chart, series)
-        if has_models and series.side in SIDE_NAMES:
-            _put(models, SIDE_NAMES[series.side], {**style, "color": _GREY})
-            if series.base:
-                _put(curves, series.base, _style(chart, replace(series, side="teacher")))
-        else:
-            _put(others if series.side == "null" or series.large else curves, series.name, style)
-    entries = {**curves, **models, **others}
+    entries = _legend_entries(charts)
     if len(entries) < 2:
         return
     columns = min(len(entries), _MAX_COLUMNS)
@@ -242,17 +230,31 @@ def _draw_legend(canvas: Any, charts: Sequence[Chart]) -> None:
         columns -= 1
 
 
-def _put(entries: dict[str, Any], label: str, style: Mapping[str, Any]) -> None:
-    """Add an entry, drawn as in the panels; it is grey where two panels draw it in different colours."""
+def _legend_entries(charts: Sequence[Chart]) -> dict[str, Any]:
+    """Label -> a line that is drawn as in the panels; grey where two panels draw it in different colours."""
     from matplotlib.lines import Line2D
 
-    handle = Line2D([], [], **style)
-    if handle.get_linestyle() == "None":
-        handle.set_markersize(max(handle.get_markersize(), _LEGEND_POINT))  # the points of a cloud are too small here
-    known = entries.setdefault(label, handle)
-    if known.get_color() != handle.get_color():
-        known.set_color(_GREY)
-        known.set_markeredgecolor(_GREY)
+    drawn = [(chart, series) for chart in charts if chart.kind != "heatmap" for series in chart.series]
+    has_models = len({series.side for _, series in drawn if series.side in SIDE_NAMES}) > 1
+    found: list[tuple[int, str, dict[str, Any]]] = []  # curves first, then models, then null models and large points
+    for chart, series in drawn:
+        style = _style(chart, series)
+        if has_models and series.side in SIDE_NAMES:
+            found.append((1, SIDE_NAMES[series.side], {**style, "color": _GREY}))
+            if series.base:
+                found.append((0, series.base, _style(chart, replace(series, side="teacher"))))
+        else:
+            found.append((2 if series.side == "null" or series.large else 0, series.name, style))
+    entries: dict[str, Any] = {}
+    for _, label, style in sorted(found, key=itemgetter(0)):
+        handle = Line2D([], [], **style)
+        if handle.get_linestyle() == "None":
+            handle.set_markersize(max(handle.get_markersize(), _LEGEND_POINT))  # points of a cloud are too small here
+        known = entries.setdefault(label, handle)
+        if known.get_color() != handle.get_color():
+            known.set_color(_GREY)
+            known.set_markeredgecolor(_GREY)
+    return entries
 
 
 # Styles and axes ------------------------------------------------------------------------------------------------------

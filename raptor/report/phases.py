@@ -12,7 +12,7 @@ import numpy as np
 from raptor.phases.cut import Phases
 from raptor.phases.evidence import CutEvidence
 from raptor.phases.study import ModelPhases, PhasesFile
-from raptor.report.charts import GROUP_NAMES, Chart, Control, Figure, Section, Series, chooser, described, number
+from raptor.report.charts import Chart, Control, Figure, Section, Series, described, number, series_names
 from raptor.report.markup import bullet_list, table
 from raptor.report.paper import draw
 from raptor.report.style import save_figure
@@ -22,10 +22,6 @@ if TYPE_CHECKING:  # reading a run folder imports every kind of result, which `r
     from raptor.report.results import Results
 
 _OWN = "run"  # the phases of the run, where they are not among those cut from the similarity
-_NULL_NAMES = {"shuffled": "null: layers shuffled", "smooth": "null: smooth", "twin": "untrained twin"}
-_GROUP_NAMES = {**GROUP_NAMES, "cka": "linear CKA"}
-_PART_NAMES = {"block": "whole block", "attention": "attention", "mlp": "MLP"}
-_COSTS = {"kl": "log10 of KL in nats", "error": "log10 of the relative error of the last state"}
 _MAX_COLUMNS = 4
 _EVIDENCE_HEAD = (
     "states of",
@@ -36,14 +32,10 @@ _EVIDENCE_HEAD = (
     "smooth",
     "twin",
 )
-LEAD = (
-    "Each cell compares the same token after two blocks. Squares along the diagonal are stretches of depth that do "
-    "much the same thing: the phases."
-)
 
 
 def phases(results: Results) -> Section:
-    section = Section("similarity", "Phases", "Phases of depth", LEAD)
+    section = Section.named("similarity")
     if results.phases is None or not results.phases.models:
         section.hint = "raptor phases"
         return section
@@ -52,8 +44,7 @@ def phases(results: Results) -> Section:
     rows = []
     costs: list[str] = []
     for entry in entries:
-        said = "; ".join(filter(None, (entry.suggestion, entry.twin, entry.few_images)))
-        remarks.append(f"{entry.whose}: {said}.")
+        remarks.append(f"{entry.whose}: {'; '.join(_remarks(entry))}.")
         for k, found in entry.phases.items():
             cut = entry.evidence.get(k)
             if cut is not None and cut.cost is not None:
@@ -74,10 +65,10 @@ def phases(results: Results) -> Section:
 
 def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
     """On paper: one heat map per model, with the phases of each k outlined; under it what each cut gains."""
-    panels: list[list[Chart | None]] = []
+    panels: list[Sequence[Chart | None]] = []
     heights: list[float] = []
     for start in range(0, len(entries), _MAX_COLUMNS):
-        rows: list[list[Chart | None]] = [[], [], []]
+        columns = []
         for entry in entries[start : start + _MAX_COLUMNS]:
             heat_map = similarity([entry], None).only(tokens=entry.tokens)
             # Of each path its last part.
@@ -89,9 +80,8 @@ def figure_phases(entries: Sequence[ModelPhases]) -> Figure:
             for series in curve.series:
                 if series.side != "null":
                     series.name = "measured"  # one entry of the legend for all models
-            for row, chart in zip(rows, (heat_map, costs, curve)):
-                row.append(chart if chart.series else None)
-        for row, height in zip(rows, (4.1, 4.1, 2.1)):
+            columns.append([chart if chart.series else None for chart in (heat_map, costs, curve)])
+        for row, height in zip(zip(*columns), (4.1, 4.1, 2.1)):
             if any(row):  # replacements are measured only for a cut by function
                 panels.append(row)
                 heights.append(height)
@@ -126,11 +116,11 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
         if key == _OWN:
             label += " of the run"
         options.append((str(key), label))
-    controls = [chooser("model", "Model", maps), chooser("tokens", "Tokens", maps, _GROUP_NAMES, first.tokens)]
-    if options:
-        controls.append(Control("k", "Phases k", options, _OWN if is_own else str(len(start)), slider=True))
     say = {"images": f"{number(first.num_images)} images of {first.data} at {first.image_size} px"}
-    chart = described("similarity", maps, say, alt=f"Cut into phases {' | '.join(map(str, start))}", controls=controls)
+    alt = f"Cut into phases {' | '.join(map(str, start))}"
+    chart = described("similarity", maps, say, {"tokens": first.tokens}, alt=alt)
+    if options:
+        chart.controls.append(Control("k", "Phases k", options, _OWN if is_own else str(len(start)), slider=True))
     if len(entries) == 1:
         chart.title += f": states of {first.whose}"
     return chart
@@ -138,6 +128,7 @@ def similarity(entries: Sequence[ModelPhases], lengths: Sequence[int] | None) ->
 
 def replacement(entries: Sequence[ModelPhases]) -> Chart:
     """The cost of every replacement, of blocks and of their parts, with the cuts that were made by it."""
+    units = series_names("replacement")
     maps: list[Series] = []
     num_images = 0
     for name, entry in zip(_names(entries), entries):
@@ -148,13 +139,13 @@ def replacement(entries: Sequence[ModelPhases]) -> Chart:
                 cost = np.log10(found.cost)
             cost[~np.isfinite(cost)] = np.nan  # the diagonal, where nothing is replaced
             when = {"model": [name], "part": [part]}
-            maps.append(Series(name, z=cost, cuts=cuts, unit=_COSTS[found.measure], when=when))
+            maps.append(Series(name, z=cost, cuts=cuts, unit=units[found.measure], when=when))
             num_images = found.num_images
-    controls = [chooser("model", "Model", maps), chooser("part", "Replaced", maps, _PART_NAMES)]
+    chart = described("replacement", maps, {"images": f"{number(num_images)} images"})
     if maps and maps[0].cuts:
         options = [(str(k), f"{k} phases") for k in sorted(maps[0].cuts)]
-        controls.append(Control("k", "Phases k", options, options[-1][0], slider=True))
-    return described("replacement", maps, {"images": f"{number(num_images)} images"}, controls=controls)
+        chart.controls.append(Control("k", "Phases k", options, options[-1][0], slider=True))
+    return chart
 
 
 def gains(entries: Sequence[ModelPhases]) -> Chart:
@@ -165,8 +156,9 @@ def gains(entries: Sequence[ModelPhases]) -> Chart:
     for i, (name, entry) in enumerate(zip(_names(entries), entries)):
         if entry.gains:
             series.append(Series(name, 2, entry.gains, colour=f"palette-{i}"))
+    null_names = series_names("gains")
     for name, values in first.null_gains.items():
-        series.append(Series(_NULL_NAMES.get(name, name), 2, values, colour=f"null-{name}", side="null"))
+        series.append(Series(null_names.get(name, name), 2, values, colour=f"null-{name}", side="null"))
     return described("gains", series, mark=None if first.structure else first.chosen_k)
 
 
@@ -196,6 +188,11 @@ def _names(entries: Sequence[ModelPhases]) -> list[str]:
             name = f"{name} ({len(names) + 1})"
         names.append(name)
     return names
+
+
+def _remarks(entry: ModelPhases) -> list[str]:
+    """The suggested k, the twin, and a warning of few images."""
+    return [line for line in (entry.suggestion, entry.twin, entry.few_images) if line]
 
 
 def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
@@ -245,7 +242,7 @@ class SavedPhases(Result):
                 cut = entry.evidence.get(k, CutEvidence())
                 row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
                 row |= {"cost": cut.cost, "random cost": cut.random_cost}
-                # Where nothing tells phases from a shuffled matrix the text suggests no k, and this table once did.
+                # No k is suggested where nothing tells phases from a shuffled matrix.
                 rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
         return rows
 
@@ -276,7 +273,7 @@ class SavedPhases(Result):
                 lines.append(f"        {of_cut}")
             if entry.no_parts:
                 lines.append(f"  {entry.no_parts}")
-            lines += [f"  {line}" for line in (entry.suggestion, entry.twin, entry.few_images) if line]
+            lines += [f"  {line}" for line in _remarks(entry)]
             if entry.bad_images:
                 lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
         return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])

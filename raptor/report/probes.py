@@ -7,17 +7,14 @@ from raptor.report.charts import Section, Series, described, number, percent
 from raptor.report.markup import bullet_list, table
 from raptor.report.results import TASKS, Results
 
-LEAD = (
-    "One linear head on frozen features, trained alike on both sides: do the surrogate's states still hold the answers?"
-)
-# A model without a surrogate is nobody's teacher.
-LEAD_OF_ONE = "One linear head on frozen features: do the states hold the answers?"
 _SIDES = ("teacher", "surrogate")
 
 
 def probes(results: Results) -> Section:
-    section = Section("probes", "Probes", "Linear probes", LEAD)
     found = results.probes
+    # A model without a surrogate is nobody's teacher.
+    has_surrogate = any("surrogate" in report.results for report in found.values())
+    section = Section.named("probes", has_surrogate)
     missing = [task for task in TASKS if task not in found]
     if missing:
         section.hint = f"raptor probe --task {missing[0]}"
@@ -26,9 +23,7 @@ def probes(results: Results) -> Section:
     if missing:
         section.hint_reason = f"Not probed yet: {', '.join(missing)}."
     head = ["task", "metric", *_SIDES, "recovery", "without the image", "last epoch (teacher, surrogate)"]
-    is_one = not any("surrogate" in report.results for report in found.values())
-    if is_one:
-        section.lead = LEAD_OF_ONE
+    if not has_surrogate:
         head = ["task", "metric", "score", "without the image", "last epoch"]
     bars = Series("surrogate / teacher", [], [], colour="side-surrogate")
     rows = []
@@ -41,7 +36,7 @@ def probes(results: Results) -> Section:
         floors = ", ".join(f"{percent(share)} by {name}" for name, share in report.floors.items()) or "–"
         chosen, last = _scores(report)
         scores = [*chosen, percent(report.recovery), floors, ", ".join(last)]
-        if is_one:
+        if not has_surrogate:
             scores = [chosen[0], floors, last[0]]
         rows.append([*_named(task, report, results), *scores, report.images])
         for remark in filter(None, (report.caution, report.unequal)):

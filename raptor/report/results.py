@@ -32,19 +32,20 @@ from raptor.vit.saved import saved_folder
 from raptor.vit.view import ModelFacts
 
 TASKS = ("classify", "segment", "depth")
-_KINDS: dict[str, type[ResultFile]] = {
-    "phases": PhasesFile,
-    "certificate": Certificate,
-    "complexity": Complexity,
-    "dynamics": DynamicsFile,
-    "interventions": InterventionsFile,
-    "tangents": TangentsFile,
-    "depth": DepthFile,
-    "watch": WatchFile,
-    "edit": EditFile,
-    "correct": CorrectFile,
-    "images": ImagesFile,
-}
+# In the order of the page, because its table of commands follows it.
+_KINDS: tuple[type[ResultFile], ...] = (
+    PhasesFile,
+    Certificate,
+    Complexity,
+    DynamicsFile,
+    InterventionsFile,
+    TangentsFile,
+    DepthFile,
+    WatchFile,
+    EditFile,
+    CorrectFile,
+    ImagesFile,
+)
 # Lists that may lack a number: before the first state that depends on the image, past the rank of a fit, on a diagonal,
 # of phases of one block (they have no pairs of equal distance), of a head that diverged.
 _MAY_LACK = {
@@ -90,14 +91,13 @@ class Results:
 
     def files(self) -> dict[str, Any]:
         """The files that are there, by their names without `.json`."""
-        found: dict[str, Any] = {}
-        # In the order of the page, because its table of commands follows it.
-        for name in ("summary", *_KINDS):
-            if name == "dynamics":  # probes stand before it, as on the page
+        found: dict[str, Any] = {"summary": self.summary}
+        for kind in _KINDS:
+            if kind is DynamicsFile:  # probes stand before it, as on the page
                 found |= {f"probe-{task}": report for task, report in self.probes.items()}
-            if getattr(self, name) is not None:
-                found[name] = getattr(self, name)
-        return found
+            name = Path(kind.FILE).stem
+            found[name] = getattr(self, name)
+        return {name: file for name, file in found.items() if file is not None}
 
     def provenance(self) -> dict[str, Provenance]:
         """Where each file came from, by its name without `.json`."""
@@ -122,16 +122,15 @@ class Results:
 
         None where they do not name a single model and its images.
         """
-        is_run = bool(self.config) or saved_folder(str(self.folder)) is not None
+        if self.config or saved_folder(str(self.folder)) is not None:
+            return None
         subject = None
         split = "val"
         if self.phases is not None and self.phases.models:
-            subject = self.phases.subject
-            split = self.phases.models[0].split
+            subject, split = self.phases.subject, self.phases.models[0].split
         elif self.dynamics is not None:
-            subject = self.dynamics.subject
-            split = self.dynamics.split
-        if is_run or subject is None or subject.teacher is not None or subject.images is None:
+            subject, split = self.dynamics.subject, self.dynamics.split
+        if subject is None or subject.teacher is not None or subject.images is None:
             return None
         return subject, split
 
@@ -173,9 +172,9 @@ class Results:
         for file in (self.certificate, self.distilled, self.dynamics):
             if file is not None and file.phases:
                 return list(file.phases)
-        if self.phases is None or not self.phases.models or self.phases.models[0].chosen is None:
-            return None
-        return list(self.phases.models[0].chosen)
+        if self.phases is not None and self.phases.models and self.phases.models[0].chosen is not None:
+            return list(self.phases.models[0].chosen)
+        return None
 
     @property
     def curves(self) -> Curves | None:
@@ -202,10 +201,9 @@ class Results:
         if self.summary is not None:
             return self.summary.teacher
         if self.phases is not None and self.phases.models:
-            for entry in self.phases.models:
-                if not entry.model.phases:  # a surrogate has phases
-                    return entry.model
-            return self.phases.models[0].model
+            # The teacher comes first: a surrogate has phases.
+            models = sorted((entry.model for entry in self.phases.models), key=lambda model: bool(model.phases))
+            return models[0]
         if self.dynamics is not None:
             return self.dynamics.teacher.model
         return None
@@ -226,9 +224,9 @@ def read_results(folder: Path) -> Results:
         results.summary = DistillSummary.read(folder)
     elif saved is not None:
         results.summary = TeacherSummary.read(folder)
-    for name, kind in _KINDS.items():
+    for kind in _KINDS:
         if (folder / kind.FILE).exists():
-            setattr(results, name, kind.read(folder))
+            setattr(results, Path(kind.FILE).stem, kind.read(folder))
     for task in TASKS:
         if (folder / f"probe-{task}.json").exists():
             results.probes[task] = ProbeReport.read(folder, task)

@@ -23,13 +23,8 @@ _MAX_STEPS = 400  # of a training curve; more could not be told apart
 
 def images(results: Results) -> Section:
     """A few images through depth: patch tokens as colours, the teacher above the surrogate."""
-    lead = "Each patch is coloured by its state on three principal components of the patches at that layer: "
     found = results.images
-    if found is None or found.surrogate is None:
-        lead += "scrub through depth, and see what becomes alike."
-    else:
-        lead += "the teacher's, so that the same colour means the same state. Scrub through depth and compare the rows."
-    section = Section("seen", "Images", "What the model sees", lead)
+    section = Section.named("seen", found is not None and found.surrogate is not None)
     if found is None or not found.images:
         section.hint = "raptor report --num_images 4"
         section.hint_reason = results.notes.get("images", "")
@@ -45,8 +40,7 @@ def images(results: Results) -> Section:
 
 def provenance(results: Results) -> Section:
     """How it was made: commands, config, versions, time, and the training curve."""
-    lead = "Every number on this page comes from the files of one folder."
-    section = Section("made", "Provenance", "How it was made", lead)
+    section = Section.named("made")
     rows = []
     files_of_versions: dict[str, list[str]] = {}
     for name, found in results.provenance().items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from raptor.dynamics.measure import DynamicsFile
 from raptor.dynamics.tangents import TangentsFile
-from raptor.report.charts import EVERY, GROUP_NAMES, SIDE_NAMES, Chart, Series, chooser, described, of_group
+from raptor.report.charts import EVERY, SIDE_NAMES, Chart, Series, described, of_group
 
 _MAX_PATHS = 4  # perturbed paths for one choice of the controls
 
@@ -47,13 +48,10 @@ def stability_charts(measured: DynamicsFile, phases: list[int] | None) -> list[C
                     curve.text = [""] * len(curve.x)
                     curve.text[len(curve.x) // 2] = f"×{phase.rate[group]:.2f}"
                 attraction.append(curve)
-    controls = [
-        chooser("target", "Perturb", sensitivity, GROUP_NAMES),
-        chooser("eps", "Size ε", sensitivity, sizes, str(len(sizes) // 2)),
-    ]
+    chosen: dict[str, Any] = {"starts": {"eps": str(len(sizes) // 2)}, "values": {"eps": sizes}, "phases": phases}
     charts = [
-        described("sensitivity", sensitivity, {"size": size}, controls=controls, phases=phases),
-        described("perturbed-paths", paths, controls=controls, phases=phases),
+        described("sensitivity", sensitivity, {"size": size}, **chosen),
+        described("perturbed-paths", paths, **chosen),
         described("attraction", attraction, phases=phases),
     ]
     # Perturbations are followed on fewer images than the rest of dynamics.json.
@@ -97,16 +95,12 @@ def tangent_charts(measured: TangentsFile) -> list[Chart]:
             for given, outcome in (("donor", found.donor), ("random", found.random_donor)):
                 curve = of_group(group, side, found.layers, outcome.mean[row], share=shown, given=[given])
                 transplants.append(curve)
-    by_share = chooser(
-        "share", "Share of tokens", transplants, {f"{share:g}": f"{share:.0%}" for share in shares}, "0.5"
-    )
-    donors = {"donor": "the donor's tokens", "random": "random ones, as far away"}
-    by_donor = chooser("given", "Replaced by", transplants, donors)
+    shown_shares = {f"{share:g}": f"{share:.0%}" for share in shares}
     phases = measured.phases
     charts = [
-        described("tangents-jacobian", growth, controls=[chooser("direction", "Direction", growth)], phases=phases),
-        described("tangents-lyapunov", exponents, controls=[chooser("phase", "Phase", exponents)]),
+        described("tangents-jacobian", growth, phases=phases),
+        described("tangents-lyapunov", exponents),
         described("tangents-fixed-points", fixed_points),
-        described("tangents-transplants", transplants, controls=[by_share, by_donor], phases=phases),
+        described("tangents-transplants", transplants, values={"share": shown_shares}, phases=phases),
     ]
     return [chart for chart in charts if chart.series]

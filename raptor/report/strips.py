@@ -110,8 +110,12 @@ def measure_strips(
         patches = _patches(teacher, batch.images)
     # The teacher's components colour both models: components of their own would differ in sign and order.
     colours, bases, explained = teacher_colours(patches)
+    own = []
+    if surrogate is not None:  # only the shown images: the components are the teacher's
+        with torch.no_grad():
+            own = _patches(surrogate, batch.images[chosen])
     rows = []
-    for i in chosen:
+    for place, i in enumerate(chosen):
         entry = ImageStrip(
             name=str(images.names[int(batch.indices[i])]),
             label=None,
@@ -120,17 +124,13 @@ def measure_strips(
         )
         if batch.labels is not None and images.classes:
             entry.label = str(images.classes[int(batch.labels[i])])
-        rows.append(entry)
-    if surrogate is not None:  # only the shown images: the components are the teacher's
-        with torch.no_grad():
-            own = _patches(surrogate, batch.images[chosen])
-        for row, (entry, i) in enumerate(zip(rows, chosen)):
-            colours_of_layers = []
+        if own:
+            own_colours = [project(own_npd[place], *basis) for own_npd, basis in zip(own, bases)]
+            entry.surrogate = png(_sprite(own_colours, teacher.grid))
             entry.cosine = []
-            for own_npd, x_npd, basis in zip(own, patches, bases):
-                colours_of_layers.append(project(own_npd[row], *basis))
-                entry.cosine.append(float(torch.cosine_similarity(x_npd[i], own_npd[row], dim=-1).mean()))
-            entry.surrogate = png(_sprite(colours_of_layers, teacher.grid))
+            for own_npd, x_npd in zip(own, patches):
+                entry.cosine.append(float(torch.cosine_similarity(x_npd[i], own_npd[place], dim=-1).mean()))
+        rows.append(entry)
     return ImagesFile(
         data=data.name,
         split=data.split,
@@ -270,10 +270,8 @@ def png(rgb_hwc: Tensor) -> str:
 def _patches(vit: ViT, images: Tensor) -> list[Tensor]:
     """States of the patch tokens, (B, P, D) for each of the L+1 layers."""
     states, _ = vit.record(images)
-    patches = []
-    for x_btd in states:
-        patches.append(x_btd[:, vit.groups.slice("patches")].float())
-    return patches
+    where = vit.groups.slice("patches")
+    return [x_btd[:, where].float() for x_btd in states]
 
 
 def _sprite(colours: Sequence[Tensor], grid: tuple[int, int]) -> Tensor:

@@ -2,61 +2,36 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from raptor.recurrence.correct import CorrectFile
 from raptor.recurrence.depth import FULL, DepthFile
 from raptor.recurrence.edit import EditFile
 from raptor.recurrence.watch import WATCHER, WatchFile
-from raptor.report.charts import Chart, Section, Series, chooser, described
-from raptor.report.markup import bullet_list, paragraph, part, pictures, table
+from raptor.report.charts import Chart, Section, Series, described, series_names
+from raptor.report.markup import bullet_list, paragraph, pictures, table
 from raptor.report.results import Results
 from raptor.report.strips import png
-from raptor.report.style import use_style
 
-LEAD = (
-    "A recurrent view of depth offers four tools. Each stands beside its baselines and null models, and beside the "
-    "teacher: what the teacher can do as well is not due to recurrence."
-)
-_RULES = {
-    "turn": "turn of cls",
-    "second": "second difference",
-    "entropy": "entropy",
-    "kl": "change of the read-out",
-    "random": "at random",
-    "shorter": "shorter for all",
-}
-_EDITS = {
-    "flipped": "by the edit",
-    "stays": "still after four further steps",
-    "random": "by a random direction",
-    "at_the_end": "same step at the last layer",
-    "gradient": "along the head's gradient",
-}
 _CLEAN = "undisturbed"
-_MODELS = {"twin": "untrained twin", "beside": "other surrogate"}
 _NULL_COLOURS = {"random": "null-shuffled", "shorter": "null-smooth"}
-_COSTS = {"milliseconds": "ms per image", "gflops": "GFLOPs per image"}
 _PICTURES = "The highest scores; below each image the patches on which both models disagree most are bright."
 
 
 def tool(results: Results) -> Section:
     """Depth on demand, watching, editing and correcting, as far as they were measured."""
-    section = Section("tool", "As a tool", "Recurrence as a tool", LEAD)
-    for name, (title, command, make) in _PARTS.items():
+    section = Section.named("tool")
+    for name, (command, make) in _PARTS.items():
         file = getattr(results, name)
         if file is None:
             # A section has one hint: the first part that is missing.
             section.hint = section.hint or command
             continue
-        section.body += [part(title, f"Measured on {file.images}."), bullet_list(file.findings), *make(file)]
+        section.add_part(name, bullet_list(file.findings), *make(file), images=file.images)
         if name == "watch":
             section.body += _watch_details(file)
     return section
@@ -66,21 +41,19 @@ def depth_charts(measured: DepthFile) -> list[Chart]:
     """Agreement against cost: a curve for each rule, from its strictest threshold to its loosest."""
     series: list[Series] = []
     for side, points in measured.sides().items():
-        for place, (family, name) in enumerate(_RULES.items()):
+        for place, (family, name) in enumerate(series_names("depth").items()):
+            if not any(point.family == family for point in points):
+                continue
             # Every curve begins at full depth, which is the model as it is.
             of_rule = [point for point in points if point.family in (FULL, family)]
-            if all(point.family == FULL for point in of_rule):
-                continue
-            for cost in _COSTS:
-                curve = Series(name, colour=_NULL_COLOURS.get(family, f"palette-{place}"), base=name)
-                if family in _NULL_COLOURS:
-                    curve.side = "null"
-                curve.x = [getattr(point, cost) for point in of_rule]
-                curve.y = [100 * point.agreement for point in of_rule]
+            agreement = [100 * point.agreement for point in of_rule]
+            for cost in ("milliseconds", "gflops"):
+                curve = Series(name, [getattr(point, cost) for point in of_rule], agreement, base=name)
+                curve.colour = _NULL_COLOURS.get(family, f"palette-{place}")
+                curve.side = "null" if family in _NULL_COLOURS else ""
                 curve.when = {"model": [side], "cost": [cost]}
                 series.append(curve)
-    controls = [chooser("model", "Model", series), chooser("cost", "Cost", series, _COSTS)]
-    return [described("depth", series, {"images": measured.images}, controls=controls)]
+    return [described("depth", series, {"images": measured.images})]
 
 
 def watch_charts(measured: WatchFile) -> list[Chart]:
@@ -94,8 +67,7 @@ def watch_charts(measured: WatchFile) -> list[Chart]:
             profile = Series(name, 1, one.profile, colour=f"palette-{place}", lower=one.lower, upper=one.upper)
             profiles.append(profile)
         for score, found in (one.scores or {}).items():
-            label = "watcher" if score == WATCHER else score
-            line = scores.setdefault(score, Series(label, [], [], colour=f"palette-{len(scores)}"))
+            line = scores.setdefault(score, Series(_score_name(score), [], [], colour=f"palette-{len(scores)}"))
             line.x.append(name)
             line.y.append(found.auroc)
     say = {"num": measured.num_calibration, "calibration": measured.calibration}
@@ -110,22 +82,26 @@ def _short(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].removesuffix(".zip")
 
 
+def _score_name(score: str) -> str:
+    """Files call the watcher by what it needs, a surrogate."""
+    return "watcher" if score == WATCHER else score
+
+
 def _watch_details(measured: WatchFile) -> list[str]:
     """The table of scores with their intervals, and the images with the highest scores."""
     body = []
-    names: list[str] = []
+    head: list[str] = []
     rows = []
     for one in measured.sets:
         if one.scores:
-            # The first score is the watcher's. Files call it by what it needs, a surrogate.
-            names = ["watcher", *list(one.scores)[1:]]
+            head = ["AUROC (95 %)", *map(_score_name, one.scores)]
             row = [_short(one.name)]
             for found in one.scores.values():
                 low, high = found.auroc_interval
                 row.append(f"{found.auroc:.3f} ({low:.3f} to {high:.3f})")
             rows.append(row)
     if rows:
-        body.append(table(["AUROC (95 %)", *names], rows))
+        body.append(table(head, rows))
     shown = []
     for image in measured.shown:
         # A pixel for each patch, bright where both models disagree most.
@@ -138,29 +114,11 @@ def _watch_details(measured: WatchFile) -> list[str]:
     return body
 
 
-def draw_watched_images(measured: WatchFile) -> Any:
-    """The images with the highest scores: the image, where in it both models disagree, and where in depth."""
-    plt = use_style()
-    figure, axes = plt.subplots(len(measured.shown), 3, figsize=(7.2, 1.9 * len(measured.shown)), squeeze=False)
-    for row, image in zip(axes, measured.shown):
-        row[0].imshow(Image.open(io.BytesIO(base64.b64decode(image.picture))))
-        row[0].set_title(f"{image.of}: {image.name}", fontsize=7)
-        row[1].imshow(image.map, cmap="viridis")
-        row[1].set_title(f"layer {image.layer}, times the median patch", fontsize=7)
-        for cell in row[:2]:
-            cell.set_axis_off()
-        row[2].plot(range(1, len(image.profile) + 1), image.profile)
-        row[2].axhline(measured.threshold, linestyle=":", color="grey")
-        row[2].set_title(f"score {image.score:.3g} ({image.group})", fontsize=7)
-        row[2].tick_params(labelsize=6)
-    return figure
-
-
 def edit_charts(measured: EditFile) -> list[Chart]:
     """Shares of images that the edit and its controls flip, at the end of each phase."""
     series: list[Series] = []
     for side, results in measured.sides().items():
-        for place, (key, name) in enumerate(_EDITS.items()):
+        for place, (key, name) in enumerate(series_names("edit").items()):
             line = Series(name, [], [], colour=f"palette-{place}", base=name, when={"model": [side]})
             for one in results:
                 share = one.flipped
@@ -170,31 +128,27 @@ def edit_charts(measured: EditFile) -> list[Chart]:
                 line.x.append(one.phase)
                 line.y.append(100 * share)
             series.append(line)
-    return [described("edit", series, {"name": measured.class_name}, controls=[chooser("model", "Model", series)])]
+    return [described("edit", series, {"name": measured.class_name})]
 
 
 def correct_charts(measured: CorrectFile) -> list[Chart]:
     """Agreement with the clean image after a disturbance, by the number of further steps of a phase."""
     series: list[Series] = []
     for side, corrections in measured.sides.items():
-        curves = {}
-        for one in corrections:
-            curves[f"{one.disturbance} {one.size:g}", one.phase] = one.agreement
+        curves = {(f"{one.disturbance} {one.size:g}", one.phase): one.agreement for one in corrections}
         # What the steps cost an undisturbed image is the same beside every disturbance of a phase.
-        for one in corrections:
-            curves[_CLEAN, one.phase] = one.agreement_clean
+        curves |= {(_CLEAN, one.phase): one.agreement_clean for one in corrections}
         for (name, phase), agreement in curves.items():
             shares = (100 * np.array(agreement)).tolist()
             when = {"model": [side], "disturbance": [name]}
             series.append(Series(f"phase {phase}", 0, shares, colour=f"palette-{phase - 1}", when=when))
-    controls = [chooser("model", "Model", series, _MODELS), chooser("disturbance", "Disturbance", series)]
-    return [described("correct", series, controls=controls)]
+    return [described("correct", series)]
 
 
-_PARTS: dict[str, tuple[str, str, Callable[[Any], list[Chart]]]] = {
-    "depth": ("Depth on demand", "raptor depth", depth_charts),
-    "watch": ("Watching", "raptor watch --unusual noise blur", watch_charts),
-    "edit": ("Editing", "raptor edit --to CLASS", edit_charts),
-    "correct": ("Correcting", "raptor correct", correct_charts),
+_PARTS: dict[str, tuple[str, Callable[[Any], list[Chart]]]] = {
+    "depth": ("raptor depth", depth_charts),
+    "watch": ("raptor watch --unusual noise blur", watch_charts),
+    "edit": ("raptor edit --to CLASS", edit_charts),
+    "correct": ("raptor correct", correct_charts),
 }
-"""Title, command and charts of each part."""
+"""The command and the charts of each part."""

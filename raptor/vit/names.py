@@ -98,7 +98,10 @@ def unknown_model(text: str) -> str:
 
     path = Path(text).expanduser()
     if path.is_dir():
-        reason = f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
+        reason = (
+            f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill, or give "
+            f"images as --data {text}"
+        )
         with suppress(ValueError):  # without a config.json, or with a damaged one
             if {"model_type", "architectures"} & read_json(path / "config.json").keys():
                 reason = f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"

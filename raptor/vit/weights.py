@@ -22,15 +22,21 @@ from torch import Tensor, nn
 _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
 _POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embed", "vision_encoder.pos_embed")
+_REGISTERS = ("reg_token", "register_tokens")
 BLOCK_NUMBER = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
-_WHICH_MODEL = "name the model that these weights are of (raptor models --weights FILE lists the models that fit)"
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def is_weight_file(text: str) -> bool:
-    """Whether `text` is a file, or ends like the name of a weight file."""
-    return text.endswith(_SUFFIXES) or (bool(text) and Path(text).expanduser().is_file())
+    """Whether `text` is a file, or ends like the name of a weight file and is not a folder.
+
+    The results of `raptor study mine.pt` are in the folder `runs/study-mine.pt`.
+    """
+    if not text:
+        return False
+    path = Path(text).expanduser()
+    return path.is_file() or (text.endswith(_SUFFIXES) and not path.is_dir())
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -198,7 +204,7 @@ def fit_weights(model: nn.Module, state: dict[str, Tensor], path: str | Path) ->
     for name in wrong[:3]:
         faults.append(f"{name}: {tuple(state[name].shape)} in the file, {tuple(own[name].shape)} in the model")
     if faults:
-        raise ValueError(f"{path} does not fit {type(model).__name__}: {'; '.join(faults)}: {_WHICH_MODEL}")
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {'; '.join(faults)}: {_which_model(path)}")
     for name, tensor in own.items():
         # Whole numbers in the place of real ones are quantised weights without their scales.
         if tensor.is_floating_point() and not state[name].is_floating_point():
@@ -232,7 +238,9 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
         return state
     from timm.models import vision_transformer
 
-    other = f"{path} has {_shape_of(state)}; the model has {_shape_of(model.state_dict())}: {_WHICH_MODEL}"
+    found, wanted = _facts(state), _facts(model.state_dict())
+    differs = [fact for fact in wanted if fact not in found] or ["the same shapes under other names"]
+    other = f"{path} has {', '.join(found)}; the model has {', '.join(differs)}: {_which_model(path)}"
     own_patches = patch_weight(model.state_dict())
     has_patches = own_patches is None or any(tensor.shape == own_patches.shape for tensor in state.values())
     if not has_patches and patch_weight(state) is not None:  # the filter would resample or reshape them
@@ -249,22 +257,27 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
         raise ValueError(other) from None
 
 
-def _shape_of(state: Mapping[str, Tensor]) -> str:
+def _which_model(path: str | Path) -> str:
+    return f"name the model that these weights are of (raptor models --weights {path} lists the models that fit)"
+
+
+def _facts(state: Mapping[str, Tensor]) -> list[str]:
     """Width, patches, depth, registers and positions of a ViT, as far as its weights show them."""
-    parts = []
+    numbers = {match[1] for match in map(BLOCK_NUMBER.search, state) if match}
+    # The first convolution of another network cuts no patches.
+    if not numbers:
+        return ["no list of blocks"]
+    facts = []
     patches = patch_weight(state)
     if patches is not None:
-        parts.append(f"width {patches.shape[0]}, patches of {patches.shape[2]} x {patches.shape[3]} px")
-    numbers = {match[1] for match in map(BLOCK_NUMBER.search, state) if match}
-    if numbers:
-        parts.append(f"{len(numbers)} blocks")
-    registers = [tensor for name, tensor in state.items() if name.endswith(("reg_token", "register_tokens"))]
-    if registers:
-        parts.append(f"{registers[0].shape[-2]} registers")
+        facts += [f"width {patches.shape[0]}", f"patches of {patches.shape[2]} x {patches.shape[3]} px"]
+    facts.append(f"{len(numbers)} blocks")
+    registers = next((tensor for name, tensor in state.items() if name.endswith(_REGISTERS)), None)
+    facts.append("no registers" if registers is None else f"{registers.shape[-2]} registers")
     positions = next((tensor for name, tensor in state.items() if name.endswith(_POSITIONS)), None)
     if positions is not None:
-        parts.append(f"{positions.shape[-2]} positions")
-    return ", ".join(parts) or "other names"
+        facts.append(f"{positions.shape[-2]} positions")
+    return facts
 
 
 def patch_weight(state: Mapping[str, Tensor]) -> Tensor | None:

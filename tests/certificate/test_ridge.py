@@ -42,8 +42,8 @@ def test_alpha_is_chosen_on_a_split_of_what_is_given(monkeypatch: pytest.MonkeyP
     features, labels = torch.randn(80, 60, generator=generator), torch.arange(80) % 2
     features[:, 0] += 1.5 * labels
     fitted: list[torch.Tensor] = []
-    path = ridge._ridge_path
-    monkeypatch.setattr(ridge, "_ridge_path", lambda x, *rest: fitted.append(x) or path(x, *rest))
+    path = ridge.ridge_path
+    monkeypatch.setattr(ridge, "ridge_path", lambda x, *rest: fitted.append(x) or path(x, *rest))
     head = fit_ridge(features, labels, 2, alphas=(1e-6, 100.0))
     assert list(map(len, fitted)) == [64, 80]
     order = torch.randperm(80, generator=torch.Generator().manual_seed(0))

@@ -40,7 +40,9 @@ def test_all_photographs_are_measured_or_what_is_left_out_is_said(capsys: pytest
     assert "8 of the 40 images of photos are measured" in capsys.readouterr().err
     small = ["--sample_images", "1", "--stability", "false", "--interventions", "false", "--num_classes", "0"]
     assert main(["dynamics", *model, *FEW, *small]) == 0
-    assert "40 training and held-out images of photos" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "mine, 40 images of photos" in said.out and "dynamics of mine: " in said.err
+    assert "teacher" not in said.out + said.err
 
 
 def test_an_untrained_twin_has_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,3 +64,46 @@ def test_a_folder_of_another_run_is_refused_in_words_of_the_options(capsys: pyte
     said = capsys.readouterr().err.splitlines()[-1]
     assert "--data: photos -> holiday" in said and "--budget: 2steps -> 4steps" in said
     assert "fingerprint" not in said and "images." not in said
+
+
+def test_photographs_typed_as_a_model_are_named_as_data(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("phases", "study"):
+        assert main([command, "timm/test_vit@mine.pt", "photos", *FEW]) == 2
+        assert "--data photos" in capsys.readouterr().err
+
+
+def test_one_command_gives_a_page_and_the_same_folder_takes_a_surrogate(capsys: pytest.CaptureFixture[str]) -> None:
+    study = ["study", "timm/test_vit@mine.pt", "--data", "photos", "--out", "mine.pt-results.pt", *FEW]
+    assert main(study) == 0
+    said = capsys.readouterr().err
+    assert "study of mine: about" in said
+    page = Path("mine.pt-results.pt/report.html")
+    alone = page.read_bytes()
+    # A second time nothing is measured.
+    assert main(study) == 0
+    said = capsys.readouterr().err
+    assert said.count("is there already") == 2
+    few = ["--k", "2", "--batch_size", "2", "--num_images", "4", "--train_images", "8", "--budget", "2steps"]
+    # A folder may have the name of a weight file: that is what the default folder of `study mine.pt` has.
+    assert main(["distill", "timm/test_vit@mine.pt", "photos", *few, *FEW, "--out", "mine.pt-results.pt"]) == 0
+    assert main(["evaluate", "mine.pt-results.pt", "--num_images", "4", "--sample_images", "0", "--device", "cpu"]) == 0
+    assert main(["report", "mine.pt-results.pt", "--device", "cpu"]) == 0
+    assert "Surrogate" in page.read_text() and page.read_bytes() != alone
+
+
+def test_weights_say_which_model_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["phases", "timm/test_vit2@mine.pt", "--data", "photos", *CUT]) == 2
+    said = capsys.readouterr().err
+    assert "raptor models --weights mine.pt" in said
+    assert main(["phases", "timm/resnet18@mine.pt", "--data", "photos", *CUT]) == 2
+    said = capsys.readouterr().err
+    assert "the model has no list of blocks" in said
+
+
+def test_a_command_is_found_from_the_package() -> None:
+    import raptor
+
+    found = raptor.commands.phases("timm/test_vit", pretrained=False, data="photos", size=32, k=2, twin=False)
+    assert found.models[0].num_images == 40
+    with pytest.raises(AttributeError, match=r"the command is raptor\.commands\.evaluate"):
+        raptor.evaluate  # noqa: B018

@@ -16,7 +16,6 @@ from raptor.report.results import Results
 from raptor.report.tool import (
     correct_charts,
     depth_charts,
-    draw_watched_images,
     edit_charts,
     tool,
     watch_charts,
@@ -87,4 +86,3 @@ def test_figures_on_paper(results: Results) -> None:
     }
     for name, (charts, num) in num_axes.items():
         assert len(drawn(name, charts, "").axes) == num
-    assert len(draw_watched_images(results.watch).axes) == 3 * len(results.watch.shown)

@@ -174,7 +174,7 @@ def test_a_tensor_can_be_given_and_is_recorded_by_its_name(tmp_path: Path) -> No
     pictures = torch.rand(40, 3, 24, 24, generator=torch.Generator().manual_seed(0))
     options = {"phases": [2, 2], "budget": "2steps", "batch_size": 4, "device": "cpu", "out": str(tmp_path / "run")}
     run = distill(tiny_teacher(), pictures, **options)
-    assert read_config(run.folder)["data"] == "40 images of a Tensor"
+    assert read_config(run.folder)["data"] == "a Tensor of 40"
 
 
 def test_k_may_repeat_the_phases_and_is_three_without_them(tmp_path):
