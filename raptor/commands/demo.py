@@ -14,14 +14,13 @@ import torch
 
 from raptor.commands.dynamics import Dynamics, dynamics
 from raptor.commands.evaluate import Evaluation, evaluate
-from raptor.commands.phases import phases
+from raptor.commands.phases import SavedPhases, phases
 from raptor.commands.probe import Probed, probe
 from raptor.commands.report import Page, report
 from raptor.config import DemoConfig
 from raptor.phases.study import ModelPhases
 from raptor.progress import clock
 from raptor.provenance import command
-from raptor.report.phases import SavedPhases
 from raptor.run import check_folder
 from raptor.streaming import Result
 from raptor.vit.pair import open_pair

@@ -10,14 +10,74 @@ from raptor.commands.job import Job
 from raptor.config import PhasesConfig
 from raptor.data import ChosenData, iterate
 from raptor.data.split import part_read
-from raptor.phases.study import PhasesFile, check_cuts, study_phases
+from raptor.phases.evidence import CutEvidence
+from raptor.phases.study import ModelPhases, PhasesFile, check_cuts, study_phases
 from raptor.provenance import command
-from raptor.report.phases import SavedPhases, save_phases
+from raptor.report.paper import draw
+from raptor.report.phases import cost_line, evidence_cells, figure_phases, remarks_on
+from raptor.report.style import save_figure
 from raptor.run import check_folder, result_folder
-from raptor.streaming import folder_of
+from raptor.streaming import Result, folder_of
 from raptor.vit.open import tell_apart
 from raptor.vit.saved import is_surrogate
 from raptor.vit.view import ViT
+
+
+@dataclass
+class SavedPhases(Result):
+    """What was found, one entry per model as in phases.json, and the folder it was written to."""
+
+    models: list[ModelPhases]
+    folder: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"models": [entry.to_dict() for entry in self.models], "folder": str(self.folder)}
+
+    def table_rows(self) -> list[dict[str, Any]]:
+        """One row per model and k, with the contrast of the cut and of matrices without phases."""
+        rows = []
+        for entry in self.models:
+            for k, found in entry.phases.items():
+                within, across = entry.within[k]
+                row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
+                cut = entry.evidence.get(k, CutEvidence())
+                row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
+                row |= {"cost": cut.cost, "random cost": cut.random_cost}
+                # No k is suggested where nothing tells phases from a shuffled matrix.
+                rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
+        return rows
+
+    def plot(self) -> Any:
+        """The heat maps."""
+        return draw(figure_phases(self.models))
+
+    def text(self) -> str:
+        lines = []
+        for entry in self.models:
+            facts = entry.model
+            groups = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
+            lines.append(
+                f"{entry.whose}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
+                f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
+            )
+            for k, found in entry.phases.items():
+                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
+                lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
+                cut = entry.evidence.get(k)
+                if cut is None:
+                    continue
+                edges, contrast, shuffled, smooth, twin = evidence_cells(found, cut)
+                lines.append(f"        boundaries [95 %], share of resamples: {edges}")
+                of_cut = f"contrast {contrast}; shuffled (95 % below) {shuffled}, smooth {smooth}, twin {twin}"
+                if cut.cost is not None:
+                    of_cut = cost_line(entry, found, cut)
+                lines.append(f"        {of_cut}")
+            if entry.no_parts:
+                lines.append(f"  {entry.no_parts}")
+            lines += [f"  {line}" for line in remarks_on(entry)]
+            if entry.bad_images:
+                lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
+        return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
 
 
 @dataclass
@@ -85,7 +145,14 @@ def phases(config: PhasesConfig) -> SavedPhases:
             )
         )
     found = PhasesFile(entries, job.provenance(), subject)
-    return job.ranks.first(lambda: save_phases(found, folder))
+
+    def save() -> SavedPhases:
+        folder.mkdir(parents=True, exist_ok=True)
+        found.write(folder)
+        save_figure(draw(figure_phases(found.models)), folder / "figures" / "phases")
+        return SavedPhases(found.models, folder)
+
+    return job.ranks.first(save)
 
 
 def _choose_folder(config: PhasesConfig, named: Any, main: ViT) -> Path:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raptor.phases.cut import Phases
 from raptor.phases.evidence import CutEvidence
-from raptor.phases.study import ModelPhases, PhasesFile
+from raptor.phases.study import ModelPhases
 from raptor.report.charts import Chart, Control, Figure, Section, Series, described, number, series_names
 from raptor.report.markup import bullet_list, table
-from raptor.report.paper import draw
-from raptor.report.style import save_figure
-from raptor.streaming import Result
 
 if TYPE_CHECKING:  # reading a run folder imports every kind of result, which `raptor phases` does not need
     from raptor.report.results import Results
@@ -44,13 +40,13 @@ def phases(results: Results) -> Section:
     rows = []
     costs: list[str] = []
     for entry in entries:
-        remarks.append(f"{entry.whose}: {'; '.join(_remarks(entry))}.")
+        remarks.append(f"{entry.whose}: {'; '.join(remarks_on(entry))}.")
         for k, found in entry.phases.items():
             cut = entry.evidence.get(k)
             if cut is not None and cut.cost is not None:
-                costs.append(f"{entry.whose}, {found}: {_cost(entry, found, cut)}.")
+                costs.append(f"{entry.whose}, {found}: {cost_line(entry, found, cut)}.")
             elif cut is not None:
-                rows.append((entry.whose, str(found), *_evidence(found, cut)))
+                rows.append((entry.whose, str(found), *evidence_cells(found, cut)))
     section.body.append(bullet_list(remarks))
     lengths = results.phase_lengths
     for chart in (similarity(entries, lengths), replacement(entries), gains(entries), outliers(entries, lengths)):
@@ -190,12 +186,12 @@ def _names(entries: Sequence[ModelPhases]) -> list[str]:
     return names
 
 
-def _remarks(entry: ModelPhases) -> list[str]:
+def remarks_on(entry: ModelPhases) -> list[str]:
     """The suggested k, the twin, and a warning of few images."""
     return [line for line in (entry.suggestion, entry.twin, entry.few_images) if line]
 
 
-def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
+def evidence_cells(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
     """The cells of `_EVIDENCE_HEAD` after the phases."""
     edges = []
     for edge, (low, high), share in zip(found.boundaries, cut.boundaries, cut.stability):
@@ -209,7 +205,7 @@ def _evidence(found: Phases, cut: CutEvidence) -> tuple[str, ...]:
     return "; ".join(edges) or "–", contrast, shuffled, number(cut.smooth), number(cut.twin)
 
 
-def _cost(entry: ModelPhases, found: Phases, cut: CutEvidence) -> str:
+def cost_line(entry: ModelPhases, found: Phases, cut: CutEvidence) -> str:
     """What a cut by function costs, beside other partitions."""
     unit = "nats of KL" if entry.replacement["block"].measure == "kl" else "relative error of the last state"
     blocks = ", ".join(map(str, found.representatives))
@@ -217,71 +213,3 @@ def _cost(entry: ModelPhases, found: Phases, cut: CutEvidence) -> str:
         f"replacing each phase by its representative (blocks {blocks}) costs {number(cut.cost)} {unit} in all; "
         f"the mean over partitions into {found.k} is {number(cut.random_cost)}"
     )
-
-
-# What the command gives back ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class SavedPhases(Result):
-    """What was found, one entry per model as in phases.json, and the folder it was written to."""
-
-    models: list[ModelPhases]
-    folder: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"models": [entry.to_dict() for entry in self.models], "folder": str(self.folder)}
-
-    def table_rows(self) -> list[dict[str, Any]]:
-        """One row per model and k, with the contrast of the cut and of matrices without phases."""
-        rows = []
-        for entry in self.models:
-            for k, found in entry.phases.items():
-                within, across = entry.within[k]
-                row = {"model": entry.model.name, "k": k, "phases": str(found), "within": within, "across": across}
-                cut = entry.evidence.get(k, CutEvidence())
-                row |= {"contrast": cut.contrast, "shuffled": cut.shuffled, "smooth": cut.smooth, "twin": cut.twin}
-                row |= {"cost": cut.cost, "random cost": cut.random_cost}
-                # No k is suggested where nothing tells phases from a shuffled matrix.
-                rows.append({**row, "suggested": k == entry.chosen_k and not entry.structure})
-        return rows
-
-    def plot(self) -> Any:
-        """The heat maps."""
-        return draw(figure_phases(self.models))
-
-    def text(self) -> str:
-        lines = []
-        for entry in self.models:
-            facts = entry.model
-            groups = ", ".join(f"{where.stop - where.start} {name}" for name, where in facts.groups.present())
-            lines.append(
-                f"{entry.whose}: {facts.num_layers} blocks, dim {facts.dim}, {groups}; "
-                f"{entry.num_images} images of {entry.data} at {entry.image_size} px"
-            )
-            for k, found in entry.phases.items():
-                within, across = ("none" if mean is None else f"{mean:.3f}" for mean in entry.within[k])
-                lines.append(f"  k={k:>2}  {found!s:<24} similarity within {within}, across {across}")
-                cut = entry.evidence.get(k)
-                if cut is None:
-                    continue
-                edges, contrast, shuffled, smooth, twin = _evidence(found, cut)
-                lines.append(f"        boundaries [95 %], share of resamples: {edges}")
-                of_cut = f"contrast {contrast}; shuffled (95 % below) {shuffled}, smooth {smooth}, twin {twin}"
-                if cut.cost is not None:
-                    of_cut = _cost(entry, found, cut)
-                lines.append(f"        {of_cut}")
-            if entry.no_parts:
-                lines.append(f"  {entry.no_parts}")
-            lines += [f"  {line}" for line in _remarks(entry)]
-            if entry.bad_images:
-                lines.append(f"  {len(entry.bad_images)} unreadable images were skipped: see bad_images in phases.json")
-        return "\n".join([*lines, f"written to {self.folder}/phases.json and {self.folder}/figures/phases.png"])
-
-
-def save_phases(found: PhasesFile, folder: Path) -> SavedPhases:
-    """Write phases.json and figures/phases into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found.write(folder)
-    save_figure(draw(figure_phases(found.models)), folder / "figures" / "phases")
-    return SavedPhases(found.models, folder)
