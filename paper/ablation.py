@@ -15,7 +15,7 @@ import yaml
 from estimates import spread
 from figures import figure_ablation
 from surrogates import Pair, best_teacher, cut_phases, make_surrogate, open_teacher, precision_of
-from sweep import Json, SweepConfig, column, markdown, read_config, run_cells, where, write_result
+from sweep import Cell, Json, SweepConfig, column, read_config, run_cells, table, where, write_result
 
 from raptor import ViT, load_recipe, open_vit, pick_device, probe
 
@@ -72,7 +72,7 @@ def main(config: Ablation) -> Json:
     rows = list(results.values())
     lines = summarise(rows)
     draw = partial(figure_ablation, lines, PUBLISHED)
-    return write_result(config, "ablation", cells, {"rows": rows, "table": lines}, table(lines), draw)
+    return write_result(config, "ablation", cells, {"rows": rows, "table": lines}, _table(lines), draw)
 
 
 def row_recipe(base: str, row: str) -> Json:
@@ -154,19 +154,27 @@ def summarise(rows: Sequence[Json]) -> list[Json]:
     return lines
 
 
-def table(lines: Sequence[Json]) -> str:
-    rows = []
-    for line in lines:
-        own = line["accuracy"]
-        teacher = line["teacher_accuracy"]
-        recovery = own / teacher if own is not None and teacher else None
-        seeds = None if line["num_seeds"] == 1 else str(line["num_seeds"])
-        row = [line["number"], line["row"], own, line["deviation"], seeds, teacher, recovery]
-        row += [line["probe"], line["r2_last"], line["r2_lowest"], f"{PUBLISHED[line['number']]:.1f} %"]
-        rows.append(row)
-    seeds_columns = ["sd over seeds", "seeds"]
-    scores = ["teacher", "recovery", "ridge probe", "R2 last", "R2 lowest", "paper (IN-1k)"]
-    return markdown(["row", "", "accuracy", *seeds_columns, *scores], rows, optional=seeds_columns)
+def _table(lines: Sequence[Json]) -> str:
+    columns: dict[str, Cell] = {
+        "row": "number",
+        "": "row",
+        "accuracy": "accuracy",
+        "sd over seeds": "deviation",
+        "seeds": lambda line: None if line["num_seeds"] == 1 else line["num_seeds"],
+        "teacher": "teacher_accuracy",
+        "recovery": _recovery,
+        "ridge probe": "probe",
+        "R2 last": "r2_last",
+        "R2 lowest": "r2_lowest",
+        "paper (IN-1k)": lambda line: f"{PUBLISHED[line['number']]:.1f} %",
+    }
+    return table(lines, columns, optional=["sd over seeds", "seeds"])
+
+
+def _recovery(line: Json) -> float | None:
+    if line["accuracy"] is None or not line["teacher_accuracy"]:
+        return None
+    return float(line["accuracy"] / line["teacher_accuracy"])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 from estimates import spread
 from surrogates import cut_phases, make_surrogate, open_teacher
-from sweep import Json, SweepConfig, column, markdown, read_config, run_cells, sum_of, where, write_result
+from sweep import Cell, Json, SweepConfig, column, read_config, run_cells, table, where, write_result
 from torch import Tensor, nn
 
 from raptor import Phases, ViT, open_vit
@@ -95,7 +95,7 @@ def main(config: Controls) -> Json:
             cells[f"{student}-s{seed}"] = {**common, "student": student, "seed": seed}
     results = run_cells(config, cells, partial(_train, config))
     rows = summarise(list(results.values()))
-    return write_result(config, "controls", cells, {"rows": rows, "cells": results}, table(rows))
+    return write_result(config, "controls", cells, {"rows": rows, "cells": results}, _table(rows))
 
 
 def _train(config: Controls, options: Json) -> Json:
@@ -136,12 +136,12 @@ def summarise(results: Sequence[Json]) -> list[Json]:
     return rows
 
 
-def table(rows: Sequence[Json]) -> str:
-    lines = []
-    for row in rows:
-        scores = [row["scores"][name]["mean"] for name in SCORES]
-        lines.append([row["title"], sum_of(row["phases"]), f"{row['parameters'] / 1e6:.2f}", *scores])
-    return markdown(["student", "phases", "block parameters (M)", *SCORES.values()], lines)
+def _table(rows: Sequence[Json]) -> str:
+    columns: dict[str, Cell] = {"student": "title", "phases": "phases"}
+    columns["block parameters (M)"] = lambda row: f"{row['parameters'] / 1e6:.2f}"
+    for score, name in SCORES.items():
+        columns[name] = f"scores/{score}/mean"
+    return table(rows, columns)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -24,6 +25,8 @@ from raptor.dynamics import NUMBERS, PooledDMD, contraction, eigenvalue_numbers,
 
 Array = NDArray[np.float64]
 Estimates = dict[str, Json]
+Quantities = dict[str, Array]
+"""What is taken from averaged curves, `(1 + R,)` each: of all images, then of each resample."""
 _NUM_RESAMPLES = 1000
 _NUM_PARTITIONS = 1000  # contiguous partitions that the phases are compared with
 _NUM_FOLDS = 8  # parts of the images whose left-out fits give the interval of a pooled fit
@@ -76,43 +79,66 @@ def main(config: DepthNumbers) -> Json:
 
 def estimate_all(found: Any, phases: Phases | None) -> Estimates:
     """Every number of a result of `measure_dynamics`; numbers about phases only where these are given."""
-    estimates = _direction(found.direction, phases) | _rank(found.rank) | _modes(found.modes)
-    estimates |= _gathering(found.gathering)
-    if found.stability is not None:
-        estimates |= _stability(found.stability, phases)
     # With one phase nothing lies across phases, with phases of one block nothing within.
-    if phases is not None and 1 < len(phases) < phases.num_layers:
-        estimates |= _similarity(found.modes, phases)
-    return estimates
+    cut = phases
+    if phases is not None and not 1 < len(phases) < phases.num_layers:
+        cut = None
+    gathering = found.gathering
+    stability = found.stability
+    parts = [
+        (found.direction.values, partial(_direction, list(found.direction.norm), cut)),
+        (found.rank.values, partial(_rank, list(found.rank.stable_rank))),
+    ]
+    if gathering.alignments is not None:  # else every group has one token
+        parts.append((gathering.alignments, partial(_alignment, list(gathering.alignment))))
+        parts.append((gathering.towards, partial(_toward, list(gathering.toward))))
+    if stability is not None:
+        parts.append((stability.angles, partial(_sensitivity, stability)))
+        parts.append((stability.paths, partial(_paths, stability, phases)))
+    if cut is not None:
+        parts.append((similarity_of_images(found.modes, cut), _similarity))
+
+    # "all" tokens are nearly the patches and would blur the order of the groups.
+    modes = {name: group for name, group in found.modes.groups.items() if name != "all" or len(found.modes.groups) == 1}
+    groups = list(modes)
+    at_ratio = []
+    at_rank = []
+    spectra = []
+    for group in modes.values():
+        at_ratio.append(eigenvalue_numbers(fit_dmd(group.trajectories, group.ratio.rank).eigenvalues))
+        fit = fit_dmd(group.trajectories, group.rank)
+        at_rank.append(eigenvalue_numbers(fit.eigenvalues))
+        # exp of the entropy of the shares counts singular values; a slow decay gives a large number.
+        spectra.append(np.exp(stats.entropy(fit.singular_values, axis=-1)))
+    parts.append((np.stack(at_ratio, 1), partial(_eigenvalues, "dmd.ratio", groups)))
+    parts.append((np.stack(at_rank, 1), partial(_eigenvalues, "dmd.rank10", groups)))
+    parts.append((np.stack(spectra, 1), partial(_spectra, groups)))
+
+    estimates: Estimates = {}
+    for values, quantities in parts:
+        for name, quantity in quantities(resampled_means(values)).items():
+            drawn = quantity[1:][np.isfinite(quantity[1:])]
+            lower, upper = np.quantile(drawn, _ENDS) if len(drawn) else (np.nan, np.nan)
+            estimates[name] = _estimate(quantity[0], lower, upper, len(values))
+    return estimates | _pooled(modes)
 
 
-class _Resampled:
-    """Means of per-image values `(N, ...)` over the images (first), and over images drawn with replacement: `means`."""
-
-    def __init__(self, values: Array) -> None:
-        self.num_images = len(values)
-        flat = values.reshape(len(values), -1)
-        rng = np.random.default_rng(0)
-        rows = [flat.mean(0)]
-        for _ in range(_NUM_RESAMPLES):
-            # Counts of each image, so that a resample is a product.
-            counts = np.bincount(rng.integers(self.num_images, size=self.num_images), minlength=self.num_images)
-            rows.append(counts @ np.nan_to_num(flat) / self.num_images)
-        means = np.stack(rows)
-        # One NaN would spread through the product to every column.
-        means[1:, np.isnan(flat).any(0)] = np.nan
-        if self.num_images == 1:
-            means[1:] = np.nan  # all resamples of one image are the same, which says nothing about others
-        self.means = means.reshape(-1, *values.shape[1:])
-
-    def estimate(self, quantity: Array) -> Json:
-        """From a quantity of each of `means`, `(1 + R,)`."""
-        drawn = quantity[1:][np.isfinite(quantity[1:])]
-        lower, upper = np.quantile(drawn, _ENDS) if len(drawn) else (np.nan, np.nan)
-        return _estimate(quantity[0], lower, upper, self.num_images)
-
-    def estimates(self, quantities: dict[str, Array]) -> Estimates:
-        return {name: self.estimate(quantity) for name, quantity in quantities.items()}
+def resampled_means(values: Array) -> Array:
+    """Means of values of single images `(N, ...)`: over the images (first), and over images drawn with replacement."""
+    num_images = len(values)
+    flat = values.reshape(num_images, -1)
+    rng = np.random.default_rng(0)
+    rows = [flat.mean(0)]
+    for _ in range(_NUM_RESAMPLES):
+        # Counts of each image, so that a resample is a product.
+        counts = np.bincount(rng.integers(num_images, size=num_images), minlength=num_images)
+        rows.append(counts @ np.nan_to_num(flat) / num_images)
+    means = np.stack(rows)
+    # One NaN would spread through the product to every column.
+    means[1:, np.isnan(flat).any(0)] = np.nan
+    if num_images == 1:
+        means[1:] = np.nan  # all resamples of one image are the same, which says nothing about others
+    return means.reshape(-1, *values.shape[1:])
 
 
 def _estimate(value: float, lower: float, upper: float, num_images: int) -> Json:
@@ -123,17 +149,19 @@ def _estimate(value: float, lower: float, upper: float, num_images: int) -> Json
     return known
 
 
-def _direction(direction: Any, phases: Phases | None) -> Estimates:
+# Quantities by name, from resampled means
+
+
+def _direction(groups: list[str], phases: Phases | None, means: Array) -> Quantities:
     """Norm, gamma and speed of each group, the order of the groups, and the speed against the phases."""
-    resampled = _Resampled(direction.values)
     found: dict[str, Array] = {}
     # The claims about the order of groups compare gamma over the inner layers, mean speed and late variance.
     arrival: dict[str, Array] = {}
     mean_speed: dict[str, Array] = {}
     late_variance: dict[str, Array] = {}
     # Each quantity is taken from the averaged curve: the mean of the images' own extremes would lie above it.
-    for i, g in enumerate(direction.norm):
-        curves = resampled.means[:, :, i]  # (1 + R, 4, L+1)
+    for i, g in enumerate(groups):
+        curves = means[:, :, i]  # (1 + R, 4, L+1)
         norm = curves[:, 0]
         gamma = curves[:, 1]
         speed = curves[:, 2, 1:]
@@ -170,15 +198,15 @@ def _direction(direction: Any, phases: Phases | None) -> Estimates:
             ("speed_variance.registers_minus_least_other", late_variance, np.min),
         ):
             found[name] = values["registers"] - extreme([values[g] for g in others], axis=0)
-    if phases is not None and 1 < len(phases) < phases.num_layers:
-        speed = resampled.means[:, 2, list(direction.norm).index("all"), 1:]
+    if phases is not None:
+        speed = means[:, 2, groups.index("all"), 1:]
         share = between_share(speed, phases.lengths)
         # Any cut into k parts explains some variance: the share counts only above the mean over all other cuts.
         random_shares = [between_share(speed, other) for other in _other_partitions(phases)]
         found["speed.jump_at_boundaries"] = boundary_jump(speed, phases.lengths)
         found["speed.between_phases"] = share
         found["speed.between_phases_minus_random"] = share - np.mean(random_shares, axis=0)
-    return resampled.estimates(found)
+    return found
 
 
 def boundary_jump(speed: Array, lengths: Sequence[int]) -> Array:
@@ -212,57 +240,29 @@ def _other_partitions(phases: Phases) -> list[tuple[int, ...]]:
     return partitions
 
 
-def _gathering(gathering: Any) -> Estimates:
-    if gathering.alignments is None:
-        return {}  # every group has one token
-    alignment = _Resampled(gathering.alignments)
-    toward = _Resampled(gathering.towards)
-    found: Estimates = {}
-    for i, g in enumerate(gathering.alignment):
-        curve = alignment.means[:, i]
-        steps = toward.means[:, i]
-        third = max(1, steps.shape[1] // 3)
-        found[f"gathering.alignment_late_rise.{g}"] = alignment.estimate(curve[:, -1] - curve[:, -1 - third])
-        found[f"gathering.toward_late.{g}"] = toward.estimate(steps[:, -third:].mean(1))
-    return found
+def _alignment(groups: list[str], means: Array) -> Quantities:
+    third = max(1, (means.shape[-1] - 1) // 3)
+    late_rise = means[..., -1] - means[..., -1 - third]
+    return {f"gathering.alignment_late_rise.{g}": late_rise[:, i] for i, g in enumerate(groups)}
 
 
-def _stability(stability: Any, phases: Phases | None) -> Estimates:
-    last = _Resampled(stability.angles)
-    paths = _Resampled(stability.paths)
+def _toward(groups: list[str], means: Array) -> Quantities:
+    third = max(1, means.shape[-1] // 3)
+    return {f"gathering.toward_late.{g}": means[:, i, -third:].mean(1) for i, g in enumerate(groups)}
+
+
+def _sensitivity(stability: Any, means: Array) -> Quantities:
     layers = np.array(stability.layers, dtype=float)
     late = slice(-max(2, len(layers) // 3), None)
-    num_blocks = paths.means.shape[-1] - 1
-    spans = [] if phases is None else phase_spans(stability, phases.lengths)
-    found: Estimates = {}
+    found: Quantities = {}
+    # A line through two points always fits.
+    if len(layers) <= 2:
+        return found
     for i, g in enumerate(stability.groups):
-        # A line through two points always fits.
-        if len(layers) > 2:
-            # The first target is all tokens, as in the paper.
-            log_angle = np.log(last.means[:, 0, i, 0])
-            slope, r2 = _line(layers, log_angle)
-            late_slope, _ = _line(layers[late], log_angle[:, late])
-            found[f"sensitivity.slope.{g}"] = last.estimate(slope)
-            found[f"sensitivity.r2.{g}"] = last.estimate(r2)
-            found[f"sensitivity.late_slope.{g}"] = last.estimate(late_slope)
-        # A path injected late has no room to bend back, so only injections in the first half of depth count.
-        log_ratios = []
-        for place, layer in enumerate(stability.layers):
-            if layer <= num_blocks // 2:
-                # Ratios are averaged as logarithms: halving and doubling cancel.
-                log_ratios.append(np.log(paths.means[:, i, place, -1] / paths.means[:, i, place, layer]))
-        kept_angle = np.full(len(paths.means), np.nan)
-        if log_ratios:
-            kept_angle = np.exp(np.mean(log_ratios, axis=0))
-        found[f"path.kept_angle.{g}"] = paths.estimate(kept_angle)
-        rates = []
-        for place, first, end in spans:
-            rate = contraction(paths.means[:, i, place, first : end + 1])
-            found[f"attraction.layers_{first}_{end}.{g}"] = paths.estimate(rate)
-            rates.append(rate)
-        if len(rates) > 1:
-            least = np.min(rates[:-1], axis=0)
-            found[f"attraction.last_minus_least_before.{g}"] = paths.estimate(rates[-1] - least)
+        # The first target is all tokens, as in the paper.
+        log_angle = np.log(means[:, 0, i, 0])
+        found[f"sensitivity.slope.{g}"], found[f"sensitivity.r2.{g}"] = _line(layers, log_angle)
+        found[f"sensitivity.late_slope.{g}"], _ = _line(layers[late], log_angle[:, late])
     return found
 
 
@@ -275,61 +275,111 @@ def _line(x: Array, y: Array) -> tuple[Array, Array]:
         return slope, slope**2 * (centred @ centred) / (spread**2).sum(1)
 
 
-def _rank(rank: Any) -> Estimates:
-    resampled = _Resampled(rank.values)
-    third = max(1, rank.values.shape[3] // 3)
-    found: dict[str, Array] = {}
-    for i, g in enumerate(list(rank.stable_rank)[: rank.values.shape[2]]):
+def _paths(stability: Any, phases: Phases | None, means: Array) -> Quantities:
+    """How much of a perturbation's angle is left at the end, and by what factor each phase changes it per step."""
+    num_blocks = means.shape[-1] - 1
+    found: Quantities = {}
+    for i, g in enumerate(stability.groups):
+        # A path injected late has no room to bend back, so only injections in the first half of depth count.
+        log_ratios = []
+        for place, layer in enumerate(stability.layers):
+            if layer <= num_blocks // 2:
+                # Ratios are averaged as logarithms: halving and doubling cancel.
+                log_ratios.append(np.log(means[:, i, place, -1] / means[:, i, place, layer]))
+        found[f"path.kept_angle.{g}"] = np.full(len(means), np.nan)
+        if log_ratios:
+            found[f"path.kept_angle.{g}"] = np.exp(np.mean(log_ratios, axis=0))
+        rates = []
+        for place, first, end in [] if phases is None else phase_spans(stability, phases.lengths):
+            rates.append(contraction(means[:, i, place, first : end + 1]))
+            found[f"attraction.layers_{first}_{end}.{g}"] = rates[-1]
+        if len(rates) > 1:
+            found[f"attraction.last_minus_least_before.{g}"] = rates[-1] - np.min(rates[:-1], axis=0)
+    return found
+
+
+def _rank(groups: list[str], means: Array) -> Quantities:
+    third = max(1, means.shape[3] // 3)
+    found: Quantities = {}
+    # The values are of the groups with several tokens, which come first.
+    for i, g in enumerate(groups[: means.shape[2]]):
         for j, name in enumerate(("stable", "effective")):
-            curve = resampled.means[:, j, i]
+            curve = means[:, j, i]
             late = curve[:, -third:].mean(1)
             found[f"rank.{name}_late.{g}"] = late
             found[f"rank.{name}_late_over_early.{g}"] = late / curve[:, :third].mean(1)
-        coherence = resampled.means[:, 2, i]
+        coherence = means[:, 2, i]
         # -1 is the least that a cosine can be: with one step there is nothing before the late ones.
         earlier_peak = coherence[:, :-third].max(1, initial=-1.0)
         found[f"rank.coherence_late_peak.{g}"] = coherence[:, -third:].max(1) - earlier_peak
-    return resampled.estimates(found)
+    return found
 
 
-def _modes(modes: Any) -> Estimates:
-    """Numbers of the eigenvalues (at the paper's ratio, pooled, at rank 10) and of the singular values."""
-    # "all" tokens are nearly the patches and would blur the order of the groups.
-    named = {name: group for name, group in modes.groups.items() if name != "all" or len(modes.groups) == 1}
-    groups = list(named)
-    per_image = []
-    pooled = []
-    at_rank = []
-    spectra = []
-    for group in named.values():
-        x_nld = group.trajectories
-        per_image.append(eigenvalue_numbers(fit_dmd(x_nld, group.ratio.rank).eigenvalues))
-        whole = np.array([[group.ratio.pooled[name] for name in NUMBERS]])
-        pooled.append(np.concatenate([whole, _left_out(x_nld, group.ratio.rank)]))
-        fit = fit_dmd(x_nld, group.rank)
-        at_rank.append(eigenvalue_numbers(fit.eigenvalues))
-        # exp of the entropy of the shares counts singular values; a slow decay gives a large number.
-        spectra.append(np.exp(stats.entropy(fit.singular_values, axis=-1)))
-    num_images = next(iter(named.values())).pooled.reconstruction_error.num_images
-
-    def estimate_pooled(quantity: Array) -> Json:
-        # There is one pooled fit, which images cannot be drawn for cheaply: a jackknife over its parts instead.
-        lower, upper = jackknife_interval(quantity[0], quantity[1:])
-        return _estimate(quantity[0], lower, upper, num_images)
-
-    resampled = _Resampled(np.stack(per_image, 1))
-    found = _compared("dmd.ratio", groups, resampled.means, resampled.estimate)
-    if num_images > 1:
-        found |= _compared("dmd.pooled", groups, np.stack(pooled, 1), estimate_pooled)
-    resampled = _Resampled(np.stack(at_rank, 1))
-    found |= _compared("dmd.rank10", groups, resampled.means, resampled.estimate)
-    resampled = _Resampled(np.stack(spectra, 1))
+def _eigenvalues(prefix: str, groups: list[str], numbers: Array) -> Quantities:
+    """The numbers `(R, G, 5)` of each group, and the differences that the paper's order of groups is about."""
+    found: Quantities = {}
     for i, g in enumerate(groups):
-        found[f"dmd.singular.{g}"] = resampled.estimate(resampled.means[:, i])
-    for g, name, extreme in (("cls", "largest", np.max), ("patches", "least", np.min)):
-        difference = _minus_others(resampled.means, groups, g, extreme)
-        if difference is not None:
-            found[f"dmd.singular.{g}_minus_{name}_other"] = resampled.estimate(difference)
+        for j, name in enumerate(NUMBERS):
+            found[f"{prefix}.{name}.{g}"] = numbers[:, i, j]
+    for g, number, name, extreme in (
+        ("cls", "distance", "distance_minus_least_other", np.min),
+        ("patches", "weighted_angle", "angle_minus_widest_other", np.max),
+        ("patches", "median_modulus", "modulus_minus_least_other", np.min),
+    ):
+        found |= _minus_others(f"{prefix}.{g}_{name}", numbers[:, :, NUMBERS.index(number)], groups, g, extreme)
+    return found
+
+
+def _spectra(groups: list[str], means: Array) -> Quantities:
+    found = {f"dmd.singular.{g}": means[:, i] for i, g in enumerate(groups)}
+    found |= _minus_others("dmd.singular.cls_minus_largest_other", means, groups, "cls", np.max)
+    return found | _minus_others("dmd.singular.patches_minus_least_other", means, groups, "patches", np.min)
+
+
+def _minus_others(name: str, values: Array, groups: list[str], group: str, extreme: Callable[..., Array]) -> Quantities:
+    """The values `(R, G)` of `group` minus the least or largest of the other groups; none where one is missing."""
+    others = [i for i, other in enumerate(groups) if other != group]
+    if group not in groups or not others:
+        return {}
+    return {name: values[:, groups.index(group)] - extreme(values[:, others], axis=1)}
+
+
+def similarity_of_images(modes: Any, phases: Phases) -> Array:
+    """Layer-layer similarity (cls and mean patch) within phases minus across, within, and of all pairs, `(N, 3)`."""
+    cosines = []
+    for name in ("cls", "patches"):
+        if name in modes.groups:
+            x_nld = modes.groups[name].trajectories[:, 1:].double().numpy()
+            cosines.append(x_nld @ x_nld.swapaxes(1, 2))
+    cosine_nll = np.mean(cosines, axis=0)
+    same = phases.same_phase()
+    pairs = ~np.eye(len(same), dtype=bool)
+    within_n = cosine_nll[:, same & pairs].mean(1)
+    return np.stack([within_n - cosine_nll[:, ~same].mean(1), within_n, cosine_nll[:, pairs].mean(1)], 1)
+
+
+def _similarity(means: Array) -> Quantities:
+    names = ("within_minus_across", "within_phases", "all_pairs")
+    return {f"similarity.{name}": means[:, q] for q, name in enumerate(names)}
+
+
+# Pooled fits
+
+
+def _pooled(modes: Json) -> Estimates:
+    """The numbers of one fit to all images, which images cannot be drawn for cheaply: a jackknife over its parts."""
+    groups = list(modes)
+    num_images = modes[groups[0]].pooled.reconstruction_error.num_images
+    if num_images < 2:
+        return {}
+    numbers = []
+    for group in modes.values():
+        whole = np.array([[group.ratio.pooled[name] for name in NUMBERS]])
+        numbers.append(np.concatenate([whole, _left_out(group.trajectories, group.ratio.rank)]))
+    found: Estimates = {}
+    for name, quantity in _eigenvalues("dmd.pooled", groups, np.stack(numbers, 1)).items():
+        lower, upper = jackknife_interval(quantity[0], quantity[1:])
+        found[name] = _estimate(quantity[0], lower, upper, num_images)
     return found
 
 
@@ -355,50 +405,6 @@ def jackknife_interval(value: float, left_out: Array) -> tuple[float, float]:
     # The parts are few, and the normal quantile would make the interval too narrow.
     half = stats.t.ppf(_ENDS[1], num - 1) * error
     return value - half, value + half
-
-
-def _compared(prefix: str, groups: Sequence[str], numbers: Array, estimate: Callable[[Array], Json]) -> Estimates:
-    """The numbers `(R, G, 5)` of each group, and the differences that the paper's order of groups is about."""
-    found: Estimates = {}
-    for i, g in enumerate(groups):
-        for j, name in enumerate(NUMBERS):
-            found[f"{prefix}.{name}.{g}"] = estimate(numbers[:, i, j])
-    for g, number, name, extreme in (
-        ("cls", "distance", "distance_minus_least_other", np.min),
-        ("patches", "weighted_angle", "angle_minus_widest_other", np.max),
-        ("patches", "median_modulus", "modulus_minus_least_other", np.min),
-    ):
-        difference = _minus_others(numbers[:, :, NUMBERS.index(number)], groups, g, extreme)
-        if difference is not None:
-            found[f"{prefix}.{g}_{name}"] = estimate(difference)
-    return found
-
-
-def _minus_others(values: Array, groups: Sequence[str], group: str, extreme: Callable[..., Array]) -> Array | None:
-    """The values `(R, G)` of `group` minus the least or largest of the other groups; None where one is missing."""
-    others = [i for i, other in enumerate(groups) if other != group]
-    if group not in groups or not others:
-        return None
-    return values[:, groups.index(group)] - extreme(values[:, others], axis=1)
-
-
-def _similarity(modes: Any, phases: Phases) -> Estimates:
-    """Layer-layer similarity (cls and mean patch) within phases minus across them, within them, and of all pairs."""
-    cosines = []
-    for name in ("cls", "patches"):
-        if name in modes.groups:
-            x_nld = modes.groups[name].trajectories[:, 1:].double().numpy()
-            cosines.append(x_nld @ x_nld.swapaxes(1, 2))
-    cosine_nll = np.mean(cosines, axis=0)
-    same = phases.same_phase()
-    pairs = ~np.eye(len(same), dtype=bool)
-    within_n = cosine_nll[:, same & pairs].mean(1)
-    values = np.stack([within_n - cosine_nll[:, ~same].mean(1), within_n, cosine_nll[:, pairs].mean(1)], 1)
-    resampled = _Resampled(values)
-    found: Estimates = {}
-    for q, name in enumerate(("within_minus_across", "within_phases", "all_pairs")):
-        found[f"similarity.{name}"] = resampled.estimate(resampled.means[:, q])
-    return found
 
 
 if __name__ == "__main__":

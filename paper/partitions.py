@@ -11,17 +11,7 @@ from estimates import z_score
 from figures import figure_partitions
 from numpy.typing import ArrayLike
 from surrogates import best_teacher, layer_similarity, make_surrogate, open_teacher
-from sweep import (
-    Json,
-    SweepConfig,
-    column,
-    markdown,
-    read_config,
-    run_cells,
-    sum_of,
-    where,
-    write_result,
-)
+from sweep import Cell, Json, SweepConfig, column, read_config, run_cells, table, where, write_result
 
 from raptor import Phases, check_cuts, find_phases, num_partitions, sample_partitions
 
@@ -166,18 +156,17 @@ def maxcut_z(rows: Sequence[Json]) -> list[float]:
 
 def _table(found: Json) -> str:
     """A line per k and way of cutting: accuracy under the teacher's own head, and R2."""
-    columns = ["k", "cut by", "phases"]
-    for what in ("accuracy", "R2 last"):
-        columns += [what, f"{what}, random mean", f"{what} sd", f"{what}, z"]
     rows = []
     for k, ways in found["statistics"].items():
         for way, scores in ways.items():
-            row = [k, way, sum_of(found["partitions"][k][way])]
-            for measure in ("accuracy", "r2_last"):
-                score = scores.get(measure, {})
-                row += [score.get("value"), score.get("mean"), score.get("deviation"), score.get("z")]
-            rows.append(row)
-    return markdown(columns, rows)
+            rows.append({"k": k, "way": way, "phases": found["partitions"][k][way], **scores})
+    columns: dict[str, Cell] = {"k": "k", "cut by": "way", "phases": "phases"}
+    for what, measure in (("accuracy", "accuracy"), ("R2 last", "r2_last")):
+        columns[what] = f"{measure}/value"
+        columns[f"{what}, random mean"] = f"{measure}/mean"
+        columns[f"{what} sd"] = f"{measure}/deviation"
+        columns[f"{what}, z"] = f"{measure}/z"
+    return table(rows, columns)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numpy as np
 from estimates import correlation, partial_correlation
 from figures import figure_stochastic_depth
 from surrogates import best_null
-from sweep import Json, column, markdown, read_config, run_cells, sum_of, write_result
+from sweep import Cell, Json, column, read_config, run_cells, table, write_result
 from teachers import ScratchConfig, check_shape, measure_teacher, scratch_pair, scratch_teacher
 
 # What the claims follow along p.
@@ -88,20 +88,23 @@ def statistics(rows: Sequence[Json]) -> Json:
 
 
 def _table(rows: Sequence[Json]) -> str:
-    lines = []
-    for row in sorted(rows, key=lambda row: (row["seed"], row["p"])):
-        teacher = row["teacher"]
-        raptor = row["raptor"]
-        line = [f"{row['p']:g}", row["seed"], sum_of(raptor["phases"])]
-        line += [row["similarity"]["off_diagonal"], row["similarity"]["within_phases"]]
-        line += [teacher["accuracy"], teacher["train_accuracy"], raptor["accuracy"], raptor["probe"]]
-        line += [raptor["r2_last"], raptor["bounded_r2_last"]]
-        for group in ("cls", "patches"):
-            line.append(raptor["curves"][group]["bounded_r2"][-1])
-        lines.append([*line, best_null(raptor)])
-    columns = ["p", "seed", "phases", "similarity", "within phases", "teacher", "train", "raptor", "raptor, probe"]
-    columns += ["R2 last", "bounded R2 last", "bounded cls", "bounded patches", "best null, R2 last"]
-    return markdown(columns, lines, optional=columns[-1:])
+    columns: dict[str, Cell] = {
+        "p": lambda row: f"{row['p']:g}",
+        "seed": "seed",
+        "phases": "raptor/phases",
+        "similarity": "similarity/off_diagonal",
+        "within phases": "similarity/within_phases",
+        "teacher": "teacher/accuracy",
+        "train": "teacher/train_accuracy",
+        "raptor": "raptor/accuracy",
+        "raptor, probe": "raptor/probe",
+        "R2 last": "raptor/r2_last",
+        "bounded R2 last": "raptor/bounded_r2_last",
+        "bounded cls": "raptor/curves/cls/bounded_r2/-1",
+        "bounded patches": "raptor/curves/patches/bounded_r2/-1",
+        "best null, R2 last": lambda row: best_null(row["raptor"]),
+    }
+    return table(sorted(rows, key=lambda row: (row["seed"], row["p"])), columns, optional=["best null, R2 last"])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from figures import figure_swaps
 from surrogates import chosen_data, cut_phases, open_teacher, precision_of, read_sweep, top1_accuracy
-from sweep import Json, SweepConfig, entry, markdown, read_config, run_cells, sum_of, write_result
+from sweep import Cell, Json, SweepConfig, read_config, run_cells, table, write_result
 
 from raptor import InMemory, ViT, compare_pairs, iterate, measure_swaps, pick_device, swap_blocks
 
@@ -114,19 +114,19 @@ def _judged(vit: ViT, options: Json, config: Swaps) -> Any:
 
 
 def _table(rows: Sequence[Json]) -> str:
-    names = ["accuracy"]
-    for what in ("accuracy", "turn (rad)", "accuracy without block 1,", "turn without block 1,"):
-        for kind in ("within", "across", "within, equal distance", "across, equal distance"):
-            names.append(f"{what} {kind}")
-    lines = []
-    for row in rows:
-        line = [row["cell"], sum_of(row["phases"]), row.get("accuracy")]
-        turns = row["compared"]["all"]
-        for means in (row["compared_accuracy"], turns, row["without_first_accuracy"], row["without_first"]):
-            for kind in ("within", "across", "within_matched", "across_matched"):
-                line.append(entry(means, kind))
-        lines.append(line)
-    return markdown(["teacher", "phases", *names], lines, optional=names)
+    measures = {
+        "accuracy": "compared_accuracy",
+        "turn (rad)": "compared/all",
+        "accuracy without block 1,": "without_first_accuracy",
+        "turn without block 1,": "without_first",
+    }
+    kinds = {"within": "within", "across": "across"}
+    kinds |= {"within, equal distance": "within_matched", "across, equal distance": "across_matched"}
+    columns: dict[str, Cell] = {"teacher": "cell", "phases": "phases", "accuracy": "accuracy"}
+    for what, means in measures.items():
+        for where, kind in kinds.items():
+            columns[f"{what} {where}"] = f"{means}/{kind}"
+    return table(rows, columns, optional=list(columns)[2:])
 
 
 if __name__ == "__main__":

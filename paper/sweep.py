@@ -24,6 +24,8 @@ import yaml
 
 Json = dict[str, Any]
 """A JSON object: the options or the result of a cell."""
+Cell = str | Callable[[Json], Any]
+"""A column of a table: where its value stands in a row, or a function of the row."""
 Config = TypeVar("Config")
 
 
@@ -207,18 +209,22 @@ def column(rows: Sequence[Json], path: str) -> list[Any]:
     return [entry(row, path) for row in rows]
 
 
+def table(rows: Sequence[Json], columns: Mapping[str, Cell], optional: Sequence[str] = ()) -> str:
+    """The rows as a table: for each column the entry of a row at `a/b/-1`, or what a function makes of the row."""
+    lines = []
+    for row in rows:
+        lines.append([cell(row) if callable(cell) else entry(row, cell) for cell in columns.values()])
+    return markdown(list(columns), lines, optional)
+
+
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str] = ()) -> str:
     """A table as Markdown: numbers to three digits, None as a dash. `optional` columns need a value in some row."""
     shown = []
     for place, name in enumerate(columns):
         cells = [row[place] for row in rows]
-        if name in optional and cells.count(None) == len(cells):
-            continue
-        shown.append([name, "---", *map(_shown, cells)])
-    lines = []
-    for line in zip(*shown):
-        lines.append("| " + " | ".join(line) + " |")
-    return "\n".join(lines)
+        if name not in optional or cells.count(None) < len(cells):
+            shown.append([name, "---", *map(_shown, cells)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in zip(*shown))
 
 
 def _shown(value: Any) -> str:
@@ -226,6 +232,8 @@ def _shown(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.3f}"
+    if isinstance(value, list):  # phase lengths
+        return sum_of(value)
     return str(value).replace("|", "\\|")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from figures import figure_untrained
 from stochastic_depth import cell_name
 from surrogates import Pair, best_null
-from sweep import Json, markdown, read_config, run_cells, sum_of, write_result
+from sweep import Cell, Json, read_config, run_cells, table, write_result
 from teachers import ScratchConfig, check_shape, measure_teacher, scratch_pair, scratch_teacher, untrained_teacher
 
 from raptor import ViT
@@ -75,22 +75,24 @@ def steps_of(budget: str, steps_per_epoch: int) -> str:
 
 
 def _table(rows: Sequence[Json]) -> str:
-    lines = []
-    for row in rows:
-        teacher = row["teacher"]
-        similarity = row["similarity"]
-        raptor = row["raptor"]
-        cls = raptor["curves"]["cls"]
-        patches = raptor["curves"]["patches"]
-        line = [row["kind"], row["seed"], sum_of(raptor["phases"]), teacher["accuracy"], teacher["train_accuracy"]]
-        line += [similarity["off_diagonal"], similarity["within_phases"], similarity["means"]["cls"]["within_phases"]]
-        line += [cls["r2"][-1], cls["bounded_r2"][-1], cls["pearson"][-1]]
-        line += [patches["r2"][-1], patches["bounded_r2"][-1]]
-        lines.append([*line, best_null(raptor, "cls"), best_null(raptor, "patches")])
-    columns = ["teacher", "seed", "phases", "accuracy", "train", "similarity", "within phases", "within phases, cls"]
-    columns += ["cls R2", "cls bounded R2", "cls correlation", "patches R2", "patches bounded R2"]
-    columns += ["best null, cls R2", "best null, patches R2"]
-    return markdown(columns, lines, optional=columns[-2:])
+    columns: dict[str, Cell] = {
+        "teacher": "kind",
+        "seed": "seed",
+        "phases": "raptor/phases",
+        "accuracy": "teacher/accuracy",
+        "train": "teacher/train_accuracy",
+        "similarity": "similarity/off_diagonal",
+        "within phases": "similarity/within_phases",
+        "within phases, cls": "similarity/means/cls/within_phases",
+        "cls R2": "raptor/curves/cls/r2/-1",
+        "cls bounded R2": "raptor/curves/cls/bounded_r2/-1",
+        "cls correlation": "raptor/curves/cls/pearson/-1",
+        "patches R2": "raptor/curves/patches/r2/-1",
+        "patches bounded R2": "raptor/curves/patches/bounded_r2/-1",
+        "best null, cls R2": lambda row: best_null(row["raptor"], "cls"),
+        "best null, patches R2": lambda row: best_null(row["raptor"], "patches"),
+    }
+    return table(rows, columns, optional=["best null, cls R2", "best null, patches R2"])
 
 
 if __name__ == "__main__":
