@@ -93,12 +93,9 @@ def _train(config: Ablation, options: Json) -> Json:
         pair,
         cut_phases(teacher, pair[0], options["k"], config, options["tokens"]),
         folder,
+        options,
         config,
         recipe=str(recipe),
-        budget=options["budget"],
-        batch_size=options["batch_size"],
-        lr=options["lr"],
-        seed=options["seed"],
     )
     found = {"row": options["row"], "seed": options["seed"], "refit": None, "chance": None, **scores}
     if options["row"] == "5-joint":

@@ -103,10 +103,6 @@ def _train(config: Controls, options: Json) -> Json:
     teacher, pair = open_teacher(options, config)
     phases = cut_phases(teacher, pair[0], options["k"], config, options["tokens"])
     student = options["student"]
-    named: Json = {}
-    for name in ("recipe", "optimizer", "budget", "batch_size", "seed"):
-        named[name] = options[name]
-    named |= STUDENTS[student][1]
     blocks = phases
     if student == "untied":
         teacher = in_stretches(teacher, phases)
@@ -114,7 +110,7 @@ def _train(config: Controls, options: Json) -> Json:
         # To compile a stretch of seven blocks takes minutes, which a student of three calls does not win back.
         config = dataclasses.replace(config, compile=False)
     folder = Path(config.out) / "students" / f"{student}-s{options['seed']}"
-    scores = make_surrogate(teacher, pair, blocks, folder, config, num_workers=config.num_workers, **named)
+    scores = make_surrogate(teacher, pair, blocks, folder, options, config, **STUDENTS[student][1])
     # Students are compared at the states that all of them have. The untied one has no others.
     r2 = scores["curves"]["all"]["r2"]
     at_ends = r2 if student == "untied" else [r2[last - 1] for _, last in phases.spans]

@@ -115,12 +115,9 @@ def _train(config: Partitions, options: Json) -> Json:
         pair,
         Phases.from_lengths(options["phases"]),
         Path(config.out) / "raptors" / cell_name(options["phases"], options["seed"], config),
+        options,
         config,
-        recipe=options["recipe"],
-        budget=options["budget"],
-        batch_size=options["batch_size"],
         stage1_share=0.0,
-        seed=options["seed"],
     )
 
 

@@ -34,6 +34,8 @@ from raptor import (
 _SIMILARITY_IMAGES = 2048
 _NULL_IMAGES = 1024  # images that the null models are fitted on, and as many held-out ones to measure them on
 _SCORES = ("accuracy", "teacher_accuracy", "agreement", "probe", "teacher_probe", "recovery", "recovery_head")
+# Options of a cell that `distill` takes, as far as the script has them.
+_OF_TRAINING = ("recipe", "optimizer", "budget", "batch_size", "lr", "seed")
 _CURVES = ("r2", "bounded_r2", "pearson", "cosine", "relative")
 Pair = tuple[Any, Any]
 """Training images and held-out images."""
@@ -120,12 +122,14 @@ def cut_phases(vit: ViT, data: Any, k: int, config: SweepConfig, tokens: str) ->
 
 
 def make_surrogate(
-    teacher: ViT, images: tuple[Any, ...], phases: Phases, folder: Path, config: SweepConfig, **options: Any
+    teacher: ViT, images: tuple[Any, ...], phases: Phases, folder: Path, options: Json, config: SweepConfig, **more: Any
 ) -> Json:
-    """Distil a surrogate with these phases into `folder` and return its scores.
+    """Distil a surrogate with these phases into `folder` by the options of a cell, and return its scores.
 
     images: training and held-out ones, and labelled ones if the former have no labels; as `distill` takes them.
+    more: further options of `distill`, or others than the cell's.
     """
+    given = {name: options[name] for name in _OF_TRAINING if name in options}
     done: Any = distill(
         teacher,
         images,
@@ -133,7 +137,8 @@ def make_surrogate(
         out=str(folder),
         device=pick_device(config.device),
         compile=config.compile,
-        **options,
+        num_workers=config.num_workers,
+        **{**given, **more},
     )
     # Needed only to go on; a sweep's surrogates together would fill the disk with them.
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)

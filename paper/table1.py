@@ -86,13 +86,8 @@ def _probe_cell(config: Table1, options: Json) -> Json:
         images_to_distil(pair, options, teacher.preprocess, config),
         cut_phases(teacher, pair[0], options["k"], config, options["tokens"]),
         folder,
+        options,
         config,
-        recipe=options["recipe"],
-        budget=options["budget"],
-        batch_size=options["batch_size"],
-        optimizer=options["optimizer"],
-        seed=options["seed"],
-        num_workers=config.num_workers,
     )
     surrogate = open_vit(folder / "surrogate", trust_hub=config.trust_hub, device=pick_device(config.device))
     probes = _probes(surrogate, pair, options, config)

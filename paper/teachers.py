@@ -136,12 +136,11 @@ def measure_teacher(
         pair,
         Phases.from_lengths(similarity["phases"]),
         Path(config.out) / "raptors" / name,
+        options,
         config,
-        recipe=options["recipe"],
         budget=options["raptor_budget"],
         batch_size=options["raptor_batch"],
         stage1_share=0.0,  # the joint stage only
-        seed=options["seed"],
     )
     scores = teacher_scores(teacher, seen, pair[1], folder, config)
     return {"teacher": scores, "similarity": similarity, "raptor": surrogate}
