@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import quantities
 import yaml
@@ -109,6 +110,11 @@ def _filled_in(line: Json, names: Json) -> list[str]:
     return [part.format(**names) if isinstance(part, str) else part for part in line["number"]]
 
 
+def each(placeholder: str, values: Iterable[str], **common: Any) -> Names:
+    """A row for each value of a placeholder; `common` fills in the others."""
+    return {f"{{{placeholder}}}": [{**common, placeholder: value} for value in values]}
+
+
 def measured(claims: Sequence[Claim]) -> list[Claim]:
     return [claim for claim in claims if claim.number is not None]
 
@@ -139,13 +145,15 @@ def trained_models(folder: Path) -> list[Path]:
 
 def claims_of_depth(path: Path) -> list[Claim]:
     """The claims about one model, from its own file, from NAME-further.json and from NAME-interventions.json."""
-    twins = [read(file) for file in twins_of(path)]
+    twins = list(map(read, twins_of(path)))
     claims = _claims_of_model(path, twins)
     further = path.with_name(f"{path.stem}-further.json")
     if further.exists():
         # Another run of the same model, for numbers that the first one does not hold.
-        said = set(claim.says for claim in claims)
-        claims += [claim for claim in _claims_of_model(further, twins) if claim.says not in said]
+        said = {claim.says for claim in claims}
+        for claim in _claims_of_model(further, twins):
+            if claim.says not in said:
+                claims.append(claim)
     interventions = path.with_name(f"{path.stem}-interventions.json")
     if interventions.exists():
         swaps = quantities.swaps_of_interventions(read(interventions)["teacher"]["swaps"])
@@ -171,13 +179,13 @@ def _claims_of_model(path: Path, twins: list[Json]) -> list[Claim]:
     phases = []
     for number, phase in enumerate(teacher.get("attraction") or [], start=1):
         phases.append({"number": number, "first": phase["first"], "last": phase["last"]})
-    groups = [group for group in ("cls", "registers", "patches") if group in teacher["direction"]["norm"]]
-    names = {"{g}": [{"g": group} for group in groups], "{number}": phases}
+    groups = list(filter(teacher["direction"]["norm"].get, ("cls", "registers", "patches")))
+    names = {**each("g", groups), "{number}": phases}
     about = (model, path, _label_of_model(model), _pictures_of(path), "")
     claims = rows_of("dynamics", *about, names)
     basins = teacher["basins"]
     if basins is not None:
-        in_basins = rows_of("basins", *about, {"{g}": [{"g": group} for group in basins["groups"]]})
+        in_basins = rows_of("basins", *about, each("g", basins["groups"]))
         claims += [replace(claim, above=basins["chance"]) for claim in in_basins]
     return measured(claims + rows_of("differences", *about, {}))
 
@@ -285,13 +293,13 @@ def _parts_of(name: str, run: Json) -> list[Json]:
 
 def _names_of(name: str, run: Json) -> Names:
     if name == "partitions":
-        return {"{k}": [{"k": k} for k in run["statistics"]]}
+        return each("k", run["statistics"])
     if name == "untrained":
         settings = run["settings"]
         trained = where(run["rows"], kind="trained")
         groups = trained[0]["similarity"]["means"] if trained else ["all"]
         common = {"p": settings.get("p", 0.3), "k": settings.get("k", 3)}
-        return {"{group}": [{**common, "group": group} for group in groups]}
+        return each("group", groups, **common)
     if name == "ablation":
         # The recipe whose ingredients are added: the paper's own, or another.
         base = run["settings"].get("base", "paper")
@@ -303,8 +311,8 @@ def _names_of(name: str, run: Json) -> Names:
 def label_among(path: Path, paths: Sequence[Path]) -> str:
     """The label of a run and, where another run of the experiment has the same, the folder that it is in."""
     label = run_label(read(path))
-    num = sum(run_label(read(other)) == label for other in paths)
-    return label if num == 1 else f"{label} ({path.parent.name})"
+    labels = list(map(run_label, map(read, paths)))
+    return label if labels.count(label) == 1 else f"{label} ({path.parent.name})"
 
 
 def run_label(run: Json) -> str:

@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 Estimates = dict[str, Json]
 Quantities = dict[str, Array]
 """What is taken from averaged curves, `(1 + R,)` each: of all images, then of each resample."""
+SIMILARITIES = ("similarity.within_minus_across", "similarity.within_phases", "similarity.all_pairs")
 _NUM_RESAMPLES = 1000
 _NUM_PARTITIONS = 1000  # contiguous partitions that the phases are compared with
 _NUM_FOLDS = 8  # parts of the images whose left-out fits give the interval of a pooled fit
@@ -99,7 +100,9 @@ def estimate_all(found: Any, phases: Phases | None) -> Estimates:
         parts.append((similarity_of_images(found.modes, cut), _similarity))
 
     # "all" tokens are nearly the patches and would blur the order of the groups.
-    modes = {name: group for name, group in found.modes.groups.items() if name != "all" or len(found.modes.groups) == 1}
+    modes = dict(found.modes.groups)
+    if len(modes) > 1:
+        del modes["all"]
     groups = list(modes)
     at_ratio = []
     at_rank = []
@@ -345,7 +348,7 @@ def _minus_others(name: str, values: Array, groups: list[str], group: str, extre
 
 
 def similarity_of_images(modes: Any, phases: Phases) -> Array:
-    """Layer-layer similarity (cls and mean patch) within phases minus across, within, and of all pairs, `(N, 3)`."""
+    """The `SIMILARITIES` of layers (cls and mean patch) of each image, `(N, 3)`."""
     cosines = []
     for name in ("cls", "patches"):
         if name in modes.groups:
@@ -359,8 +362,7 @@ def similarity_of_images(modes: Any, phases: Phases) -> Array:
 
 
 def _similarity(means: Array) -> Quantities:
-    names = ("within_minus_across", "within_phases", "all_pairs")
-    return {f"similarity.{name}": means[:, q] for q, name in enumerate(names)}
+    return dict(zip(SIMILARITIES, means.T))
 
 
 # Pooled fits

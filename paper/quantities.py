@@ -85,7 +85,7 @@ def estimates_of_twins(model: Json, key: str) -> tuple[tuple[Number, str], ...]:
         number = estimate(twin, key)
         if number is not None and number.value is not None:
             by_cut.setdefault(cut_of_twin(model, twin) if key.startswith(_OF_THE_CUT) else "", number)
-    return tuple((number, cut) for cut, number in by_cut.items())
+    return tuple(zip(by_cut.values(), by_cut))
 
 
 def cut_of_twin(model: Json, twin: Json) -> str:
@@ -241,7 +241,9 @@ def gain_over_null_by_training(run: Json, group: str) -> Number | None:
     def gain(row: Json) -> float | None:
         own = entry(row, f"raptor/curves/{group}/r2/-1")
         null = best_null(row["raptor"], group)
-        return own - null if own is not None and null is not None else None
+        if own is None or null is None:
+            return None
+        return float(own - null)
 
     return _difference(run, "trained", "untrained", gain)
 
@@ -372,7 +374,11 @@ def _over_finite(values: Sequence[float]) -> Number | None:
 
 def learned(run: Json) -> list[Json]:
     """The teachers of a sweep that are more than twice as often right as a guess; a single model is none."""
-    return [row for row in run.get("rows", []) if (row.get("accuracy") or 0) > 2 * (row.get("chance") or 1)]
+    found = []
+    for row in run.get("rows", []):
+        if (row.get("accuracy") or 0) > 2 * (row.get("chance") or 1):
+            found.append(row)
+    return found
 
 
 def swaps_of_model(row: Json) -> Json:
@@ -535,8 +541,7 @@ def classification_lead(run: Json) -> Number | None:
 
 def smallest_step(run: Json, score: str) -> Number | None:
     """The smallest rise of a score from one k to the next."""
-    path = "probes/classify/score" if score == "accuracy" else score
-    smallest = [float(np.diff(curve).min()) for curve in _curves(run, path)]
+    smallest = [float(np.diff(curve).min()) for curve in _curves(run, score)]
     return _over_seeds(smallest, smaller_budget=_is_small_table(run))
 
 
@@ -551,7 +556,9 @@ def saturation(run: Json) -> Number | None:
 
 
 def _raptors(run: Json) -> list[Json]:
-    return [cell for name, cell in run["cells"].items() if name != "teacher"]
+    cells = dict(run["cells"])
+    cells.pop("teacher", None)
+    return list(cells.values())
 
 
 def _share(run: Json, raptor: Json, task: str) -> float | None:

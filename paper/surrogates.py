@@ -111,8 +111,8 @@ def layer_similarity(vit: ViT, data: Any, config: SweepConfig) -> dict[str, np.n
     batches = iterate(
         data, vit.preprocess, 256, device=vit.device, limit=_SIMILARITY_IMAGES, num_workers=config.num_workers
     )
-    states = (states for states, _, _ in Trajectories(vit, batches, precision_of(config)))
-    return measure_similarity(states, vit.num_layers, vit.groups, cka_features=None).matrices
+    trajectories = Trajectories(vit, batches, precision_of(config))
+    return measure_similarity(trajectories, vit.num_layers, vit.groups, cka_features=None).matrices
 
 
 def cut_phases(vit: ViT, data: Any, k: int, config: SweepConfig, tokens: str) -> Phases:

@@ -224,7 +224,10 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Se
         cells = [row[place] for row in rows]
         if name not in optional or cells.count(None) < len(cells):
             shown.append([name, "---", *map(_shown, cells)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in zip(*shown))
+    lines = []
+    for line in zip(*shown):
+        lines.append("| " + " | ".join(line) + " |")
+    return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:

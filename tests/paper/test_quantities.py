@@ -314,7 +314,7 @@ def test_table1_at_a_smaller_budget_is_judged_alike() -> None:
             DISAGREES,
             DISAGREES,
         ]
-    assert judge(quantities.smallest_step(run, "accuracy"), 0, None) is DISAGREES
+    assert judge(quantities.smallest_step(run, "probes/classify/score"), 0, None) is DISAGREES
     assert judge(quantities.smallest_step(run, "r2_last"), 0, None) is AGREES
     assert judge(quantities.saturation(table1(of_k(0.9, 0.95, 0.955))), None, 0) is AGREES
     assert judge(quantities.saturation(table1(of_k(0.9, 0.91, 0.95))), None, 0) is DISAGREES
