@@ -83,6 +83,7 @@ def rows_of(section: str, run: Json, path: Path, on: str, pictures: Path, figure
 
 
 def _fillings(text: str, names: Names) -> list[Json]:
+    """What a text is filled with, once for each row that it becomes."""
     for placeholder, fillings in names.items():
         if placeholder in text:
             return fillings
@@ -304,7 +305,7 @@ def _names_of(name: str, run: Json) -> Names:
         # The recipe whose ingredients are added: the paper's own, or another.
         base = run["settings"].get("base", "paper")
         with_base = "" if base == "paper" else f", with the {base} recipe"
-        return {"": [{"base": with_base}]}
+        return {"": [{"base": with_base}]}  # in every row: it stands in the place, not in the text
     return {}
 
 

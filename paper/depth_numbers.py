@@ -86,7 +86,8 @@ def estimate_all(found: Any, phases: Phases | None) -> Estimates:
         cut = None
     gathering = found.gathering
     stability = found.stability
-    parts = [
+    # Values of single images, and what is taken from their means.
+    parts: list[tuple[Array, Callable[[Array], Quantities]]] = [
         (found.direction.values, partial(_direction, list(found.direction.norm), cut)),
         (found.rank.values, partial(_rank, list(found.rank.stable_rank))),
     ]
