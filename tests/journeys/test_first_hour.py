@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
+from PIL import Image
 from tiny_images import write_hashed
+from torch.utils.data import DataLoader, TensorDataset
 
+import raptor
 from raptor.cli import main
 from raptor.run import read_json
 
@@ -73,7 +78,7 @@ def test_photographs_typed_as_a_model_are_named_as_data(capsys: pytest.CaptureFi
 
 
 def test_one_command_gives_a_page_and_the_same_folder_takes_a_surrogate(capsys: pytest.CaptureFixture[str]) -> None:
-    study = ["study", "timm/test_vit@mine.pt", "--data", "photos", "--out", "mine.pt-results.pt", *FEW]
+    study = ["study", "timm/test_vit@mine.pt", "--data", "holiday", "--out", "mine.pt-results.pt", *FEW]
     assert main(study) == 0
     said = capsys.readouterr().err
     assert "study of mine: about" in said
@@ -85,10 +90,13 @@ def test_one_command_gives_a_page_and_the_same_folder_takes_a_surrogate(capsys: 
     assert said.count("is there already") == 2
     few = ["--k", "2", "--batch_size", "2", "--num_images", "4", "--train_images", "8", "--budget", "2steps"]
     # A folder may have the name of a weight file: that is what the default folder of `study mine.pt` has.
-    assert main(["distill", "timm/test_vit@mine.pt", "photos", *few, *FEW, "--out", "mine.pt-results.pt"]) == 0
+    assert main(["distill", "timm/test_vit@mine.pt", "holiday", *few, *FEW, "--out", "mine.pt-results.pt"]) == 0
     assert main(["evaluate", "mine.pt-results.pt", "--num_images", "4", "--sample_images", "0", "--device", "cpu"]) == 0
     assert main(["report", "mine.pt-results.pt", "--device", "cpu"]) == 0
-    assert "Surrogate" in page.read_text() and page.read_bytes() != alone
+    glance = page.read_text().partition("At a glance")[2]
+    # What a reader must know stands before any number.
+    assert 0 < glance.index("The surrogate is undertrained") < glance.index("R²")
+    assert page.read_bytes() != alone
 
 
 def test_weights_say_which_model_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,9 +109,71 @@ def test_weights_say_which_model_they_are_of(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_command_is_found_from_the_package() -> None:
-    import raptor
-
     found = raptor.commands.phases("timm/test_vit", pretrained=False, data="photos", size=32, k=2, twin=False)
     assert found.models[0].num_images == 40
     with pytest.raises(AttributeError, match=r"the command is raptor\.commands\.evaluate"):
         raptor.evaluate  # noqa: B018
+
+
+def test_what_a_notebook_holds_is_images() -> None:
+    """Line by line of a session: files, pictures and tensors, for the view and for a command."""
+    vit = raptor.open_vit("timm/test_vit@mine.pt", size=32)
+    assert repr(vit).startswith("ViT(mine: ")
+    files = [f"photos/{i:02}.png" for i in range(4)]
+    pictures = [Image.open(file) for file in files]
+    by_file, _ = vit.record(files)
+    by_picture, _ = vit.record(pictures)
+    assert torch.equal(by_file[-1], by_picture[-1])
+    with pytest.raises(ValueError, match=r"use images\[None\] for a single image$"):
+        vit.record(torch.rand(3, 32, 32))
+    pixels = torch.rand(4, 3, 32, 32)
+    given: dict[str, Any] = {"files": files, "pictures": pictures, "tensor": pixels, "array": pixels.numpy()}
+    given["set"] = TensorDataset(pixels)
+    given["loader"] = DataLoader(given["set"], batch_size=2)
+    cuts = {}
+    for name, images in given.items():
+        found = raptor.commands.phases(vit, data=images, k=2, twin=False, device="cpu", out=name)
+        assert "4 images of " in found.text() and "images of 4 images" not in found.text()
+        cuts[name] = found.to_dataframe()["within"][0]
+    assert cuts["files"] == cuts["pictures"] and cuts["tensor"] == cuts["array"] == cuts["set"] == cuts["loader"]
+    (batch,) = raptor.iterate("photos", vit.preprocess, batch_size=64)
+    assert len(batch.images) == 40
+
+
+def test_a_colleague_gets_a_surrogate(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files can be read, a card says what it is, and a teacher that has moved is named anew."""
+    few = ["--k", "2", "--batch_size", "2", "--num_images", "4", "--train_images", "8", "--budget", "2steps"]
+    before = os.umask(0o022)
+    try:
+        assert (
+            main(["distill", "timm/test_vit", "--weights", "mine.pt", "--data", "photos", *few, *FEW, "--out", "k2"])
+            == 0
+        )
+    finally:
+        os.umask(before)
+    written = [path for path in Path("k2/surrogate").rglob("*") if path.is_file()]
+    assert written and all(path.stat().st_mode & 0o044 == 0o044 for path in written)
+    Path("mine.pt").rename("moved.pt")
+    capsys.readouterr()
+    short = ["--num_images", "4", "--sample_images", "0", "--device", "cpu"]
+    assert main(["evaluate", "k2", *short]) == 2
+    assert "is not there: give its new place with --teacher" in capsys.readouterr().err
+    assert main(["evaluate", "k2", *short, "--teacher", "timm/test_vit@moved.pt"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["phases", "dinov2s.pt", "--data", "photos"], "weights file dinov2s.pt does not exist"),
+        (["show", "scenes", "photos/00.jpg"], "there is no file photos/00.jpg"),
+        (["phases", "scenes", "--data", "photo"], "did you mean photos?"),
+        (["phases", "scenes", "--num_imags", "4"], "did you mean --num_images?"),
+        (["evaluate", "timm/test_vit@mine.pt", "--data", "photos"], "no surrogate: make one with raptor distill"),
+        (["distill", "timm/test_vit@mine.pt", "photos", "--k", "2", "--dry_run"], "give --batch_size"),
+    ],
+)
+def test_a_slip_is_answered_in_one_line_that_helps(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
