@@ -61,16 +61,13 @@ def cards_page(found: Json) -> str:
 
 
 def _summary(cards: list[Json]) -> str:
-    """Verdict -> the titles of its cards, each with how many makes of teachers are on the claim's side."""
+    """Verdict -> the titles of its cards."""
     rows = []
     for verdict in CardVerdict:
-        titles = []
-        for card in where(cards, verdict=verdict):
-            num = len(makes_of(card))
-            titles.append(f"{card['title']} ({num_on_side(card)} of {num})" if num else card["title"])
+        titles = column(where(cards, verdict=verdict), "title")
         if titles:
             rows.append([f"**{verdict}** ({len(titles)})", "; ".join(titles)])
-    return markdown(["verdict", "claims (makes on the claim's side)"], rows)
+    return markdown(["verdict", "claims"], rows)
 
 
 def _card(number: int, card: Json) -> str:
