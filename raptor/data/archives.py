@@ -27,6 +27,7 @@ _TAR_END = 2 * tarfile.BLOCKSIZE  # of zeros, which every program that writes ta
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # first bytes of gzip, bzip2, xz and zstd
 _DAMAGED = "damaged stretches"
 _NO_END = "missing ends of archives"
+_REPLACED = "files whose name comes again"
 _LABEL_KEYS = ("label", "cls", "class", "class_id", "class_name")
 _MAX_LABEL_BYTES = 1 << 20
 _BLOCK = 1 << 20  # bytes of an archive that are looked at in one go
@@ -76,8 +77,11 @@ def files_of(spec: str) -> dict[str, File]:
     return dict(sorted(files.items()))
 
 
-def zip_files(archive: str) -> dict[str, ArchivedFile]:
-    """The files of a zip by the paths that they have when it is unpacked; of two files of one name the later one."""
+def zip_files(archive: str, left_out: Counter[str] | None = None) -> dict[str, ArchivedFile]:
+    """The files of a zip by the paths that they have when it is unpacked; of two files of one name the later one.
+
+    left_out: counts the earlier ones.
+    """
     try:
         with zipfile.ZipFile(archive) as file:
             infos = file.infolist()
@@ -93,7 +97,10 @@ def zip_files(archive: str) -> dict[str, ArchivedFile]:
             continue
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{archive} is encrypted or oddly compressed; make it with zip -0 or plain zip")
-        files[_plain_path(info.filename)] = ArchivedFile(
+        path = _plain_path(info.filename)
+        if path in files and left_out is not None:
+            left_out[_REPLACED] += 1
+        files[path] = ArchivedFile(
             archive, info.header_offset, info.compress_size, info.file_size, info.compress_type, info.CRC
         )
     return files
@@ -116,7 +123,7 @@ def _list_zips(archives: list[str], pattern: str) -> FileImages:
     by_path: dict[str, list[tuple[int, ArchivedFile]]] = {}
     left_out: Counter[str] = Counter()
     for number, archive in enumerate(track(archives, "listing archives", quiet=True)):
-        for path, file in zip_files(archive).items():
+        for path, file in zip_files(archive, left_out).items():
             if is_image_path(path):
                 by_path.setdefault(path, []).append((number, file))
             else:
@@ -210,6 +217,8 @@ def _tar_samples(archive: str, number: int, left_out: Counter[str]) -> list[_Sam
         elif not member.isfile() or member.issparse():
             left_out["special files"] += 1
         elif not is_label:
+            if suffix in images.get(key, {}):  # as in shards that each count from 0, put end to end
+                left_out[_REPLACED] += 1
             images.setdefault(key, {})[suffix] = member
         elif suffix == ".cls" or key not in labels:  # whichever of the two comes first
             labels[key] = _read_label_file(archive, member)

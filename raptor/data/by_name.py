@@ -82,8 +82,9 @@ def open_data(
             `imagenet:PATH` (also with a flat validation folder and the devkit's list), `hf/NAME[:SPLIT]`,
             `wds/PATTERN` (tar shards, `wds/shard-{0000..0009}.tar`), or zip archives of a folder (several joined by
             commas, or a glob). Several specs are joined, with labels if all have the same classes; one that is given
-            twice is drawn twice as often and opened once. nyuv2:PATH and ade20k:PATH give their images. Also a list of
-            image files or pictures, a tensor, an array, a torch Dataset or a DataLoader (in its Dataset's own order).
+            twice is drawn twice as often to train on, and judged once. nyuv2:PATH and ade20k:PATH give their images.
+            Also a list of image files or pictures, a tensor, an array, a torch Dataset or a DataLoader (in its
+            Dataset's own order).
         split: `train`, `val` (the data's own validation split, else 5 % by a hash of the file name) or `all`.
         limit: at most this many images: a fixed sample spread over the data.
         size: the side at which scenes are drawn; other data keep their own.
@@ -91,6 +92,12 @@ def open_data(
     """
     spec = as_spec([] if spec is None else spec)
     names = list(spec) if isinstance(spec, list | tuple) else [spec]
+    if split != "train":
+        # Counted twice, its images would make every interval too narrow.
+        by_place: dict[Any, Any] = {}
+        for name in names:
+            by_place.setdefault(_place(name), name)
+        names = list(by_place.values())
     # A set that is joined with itself is one object, and so is decoded once.
     readers = {name: name if isinstance(name, ImageData) else _open_reader(name, size) for name in names}
     can_train = {any(map(is_train, reader.parts)) for reader in readers.values()}
@@ -107,6 +114,13 @@ def open_data(
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
     return data
+
+
+def _place(name: Any) -> Any:
+    """What data is read from, where that is a folder or a file: `photos` and `./photos/` are one."""
+    if isinstance(name, str) and Path(name).expanduser().exists():
+        return Path(name).expanduser().resolve()
+    return name
 
 
 def _as_pattern(names: Sequence[Any]) -> str | None:

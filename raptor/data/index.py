@@ -28,7 +28,7 @@ from raptor.data.names import PackedNames
 from raptor.files import WriteError, reason_of, replacing
 
 MIN_IMAGES = 10_000  # smaller sets are listed each time
-_VERSION = 7  # raised when readers list the same files in another way
+_VERSION = 8  # raised when readers list the same files in another way
 _FRESH_S = 2.0  # a source that changed this shortly before may change again within the clock's tick
 
 

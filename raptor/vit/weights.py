@@ -126,11 +126,13 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def check_weights(state: Mapping[str, Tensor], what: str | Path) -> None:
-    """Raise if weights hold NaN or infinite values; the message names `what` they belong to and the first such tensor.
+    """Raise if weights hold NaN or infinite values, or none; the message names `what` they are of and the first tensor.
 
     All loaded weights are checked here: models, weight files, saved folders, checkpoints and heads.
     """
     for name, tensor in state.items():
+        if tensor.is_meta:
+            raise ValueError(f"{what}: {name} is on the meta device and has no values: load its weights first")
         # A single number of this name is a bound and may be infinite, as in Gemma's vision encoder.
         if tensor.numel() == 1 and tensor.isinf().all() and name.endswith(("_min", "_max")):
             continue

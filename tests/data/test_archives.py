@@ -61,7 +61,7 @@ def test_archives_of_the_parts_of_one_set_are_one_set_however_they_are_named(kin
         assert len(listed) == num_images and listed.names == pattern.names and listed.classes == ["x", "y", "z"]
         assert listed.labels == pattern.labels and listed.fingerprint() == pattern.fingerprint()
     # Where all of them can be trained on, or none, each is a set by itself.
-    assert len(open_data([archives[0]] * 2, "train")) == 4 and len(open_data([archives[1]] * 2, "val")) == 4
+    assert len(open_data([archives[0]] * 2, "train")) == 4 and len(open_data([archives[1]] * 2, "val")) == 2
 
 
 def test_backslashes_between_the_folders_of_a_zip(tmp_path: Path) -> None:
@@ -85,6 +85,7 @@ def test_names_in_a_zip_are_read_as_when_it_is_unpacked(tmp_path: Path) -> None:
     data = open_data(str(tmp_path / "x.zip"), "all")
     assert list(data.names) == ["a/1.png", "a/2.png", "a/5.png", "b/3.png", "b/4.png"]
     assert data.classes == ["a", "b"] and data.labels == [0, 0, 0, 1, 1]
+    assert data.left_out == {"files whose name comes again": 1}
     with zipfile.ZipFile(tmp_path / "x.zip") as file:
         file.extractall(tmp_path / "x")
     assert [same(data[i], Image.open(tmp_path / "x" / name)) for i, name in enumerate(data.names)] == [True] * 5
@@ -307,6 +308,16 @@ def test_tars_put_end_to_end_are_read_whole(tmp_path: Path, capsys: pytest.Captu
     data = open_data(f"{tmp_path}/both.tar", "all")
     assert list(data.names) == ["0", "1", "2", "3"] and all(same(data.load(i), pixels(i)) for i in range(4))
     assert not data.left_out and not capsys.readouterr().err
+
+
+def test_names_that_come_again_in_a_tar_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two shards that each count from 0, put end to end: of each name the later image is read."""
+    for part in range(2):
+        write_tar(tmp_path / f"{part}.tar", {f"{i}.png": encoded(2 * part + i) for i in range(2)})
+    (tmp_path / "both.tar").write_bytes((tmp_path / "0.tar").read_bytes() + (tmp_path / "1.tar").read_bytes())
+    data = open_data(f"{tmp_path}/both.tar", "all")
+    assert list(data.names) == ["0", "1"] and all(same(data.load(i), pixels(2 + i)) for i in range(2))
+    assert "files whose name comes again (2)" in capsys.readouterr().err
 
 
 def test_a_tar_with_a_header_for_all_its_entries_is_whole(tmp_path: Path) -> None:

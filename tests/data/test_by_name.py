@@ -5,8 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny_images import write_tree
 
 from raptor.data import open_data, open_dense
+
+
+def test_a_set_that_is_given_twice_is_judged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any spelling; to train on, it is drawn twice as often."""
+    write_tree(tmp_path / "a", [f"{part}/x/{i}.png" for part in ("train", "val") for i in range(3)])
+    write_tree(tmp_path / "b", [f"{part}/x/{i}.png" for part in ("train", "val") for i in range(2)])
+    monkeypatch.chdir(tmp_path)
+    names = ["a", "b", "./a/"]
+    assert len(open_data(names, "train")) == 8
+    judged = open_data(names, "val")
+    assert (len(judged), judged.name) == (5, open_data(["a", "b"], "val").name)
+    assert len(open_data(["a", "a"], "all")) == 6
 
 
 def test_unknown_data_is_one_line(tmp_path: Path) -> None:

@@ -340,3 +340,8 @@ def test_a_bound_may_be_infinite() -> None:
     for name, value in (("input_min", torch.nan), ("weight", torch.inf)):
         with pytest.raises(ValueError, match=f"m: 1 of 1 values of {name} are NaN or infinite"):
             check_weights({name: torch.tensor(value)}, "m")
+
+
+def test_a_model_without_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="m: weight is on the meta device and has no values: load its weights first"):
+        check_weights(nn.Linear(2, 2, device="meta").state_dict(), "m")
