@@ -467,6 +467,10 @@ def check_config(folder: Path, config: Mapping[str, Any]) -> bool:
     old = expand_home(_flat(read_config(folder)))
     new = _flat(json.loads(json.dumps(config)))
     differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    # A relative path and a whole one may be the same model.
+    places = {os.path.realpath(str(flat.get("model"))) for flat in (old, new)}
+    if len(places) == 1:
+        differing = [name for name in differing if name != "model"]
     images = [name for name in differing if name.startswith("images.")]
     if not images:  # the same images at another place
         differing = [name for name in differing if name not in ("data", "val")]

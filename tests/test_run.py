@@ -105,6 +105,17 @@ def test_the_config_is_written_and_compared(tmp_path):
     Run(tmp_path, CONFIG).close()  # the refusal let go of the lock
 
 
+def test_a_teacher_is_the_same_by_every_spelling_of_its_path(tmp_path, monkeypatch):
+    (tmp_path / "teacher").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Run(tmp_path / "run", {**CONFIG, "model": str(tmp_path / "teacher")}) as run:
+        run.save_checkpoint(1, TENSORS, {})
+    for spelling in ("teacher", "./teacher/"):
+        Run(tmp_path / "run", {**CONFIG, "model": spelling}).close()
+    with pytest.raises(RunError, match=r"--model: .*teacher -> other\)"):
+        Run(tmp_path / "run", {**CONFIG, "model": "other"})
+
+
 def test_a_folder_with_nothing_to_lose_takes_a_new_config(tmp_path):
     Run(tmp_path, CONFIG).close()
     Run(tmp_path, {**CONFIG, "seed": 5}).close()
