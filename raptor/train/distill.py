@@ -50,8 +50,7 @@ from raptor.train.distilled import (
 from raptor.train.job import Job, check_batches, open_images
 from raptor.train.loop import Checkpoint, Loop
 from raptor.train.losses import groups_at, state_variance
-from raptor.train.plan import Plan
-from raptor.train.plan_distill import estimate, plan_run
+from raptor.train.plan import Plan, estimate, plan_run
 from raptor.train.stage import Budget
 from raptor.train.stopping import deaths_explained
 from raptor.vit.open import open_vit
