@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 OWN = "own"
 """Stands for a model that --module makes."""
-_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _MODEL_PREFIXES = ("timm/", "hf/", "hub/")
 _DATA_NAMES = ("scenes", "cifar10", "cifar100", "imagenet")
 _BOUNDS = {
@@ -209,7 +209,7 @@ def check_out(out: str, images: Any) -> None:
 def run_name(word: str) -> str:
     """The word, unless it is a path that is not there."""
     if not _is_known_model(word):
-        hint = near_folder(word) or "give the --out of an earlier command"
+        hint = _near_folder(word) or "give the --out of an earlier command"
         raise ValueError(f"there is no run folder {word}: {hint}")
     return word
 
@@ -218,7 +218,7 @@ def model_name(word: str) -> str:
     """The word, unless it is a path or a plain word that is not there; others are looked up when a model is opened."""
     if _is_known_model(word):
         return word
-    hint = near_folder(word) or "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder that is there"
+    hint = _near_folder(word) or "write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder that is there"
     file, _, function = word.partition(":")
     close = difflib.get_close_matches(word, _built_in(), n=1)
     if file.endswith(".py"):
@@ -234,11 +234,11 @@ def model_name(word: str) -> str:
 def _is_known_model(word: str) -> bool:
     name, _, weights = word.partition("@")
     # Another word after the @ is a revision.
-    if weights.endswith(_WEIGHT_SUFFIXES) and not Path(weights).expanduser().exists():
+    if weights.endswith(WEIGHT_SUFFIXES) and not Path(weights).expanduser().exists():
         raise ValueError(f"{word}: there is no weight file {weights}")
     if name == OWN or name in _built_in() or name.startswith(_MODEL_PREFIXES) or Path(name).expanduser().exists():
         return True
-    if name.endswith(_WEIGHT_SUFFIXES):
+    if name.endswith(WEIGHT_SUFFIXES):
         raise ValueError(f"weights file {name} does not exist: correct the path, or write timm/NAME for a model")
     return False
 
@@ -254,7 +254,7 @@ def data_name(word: str) -> str:
     if not plain or word.endswith((".zip", ".tar")) or word in _DATA_NAMES or Path(word).expanduser().exists():
         return word
     hint = (
-        near_folder(word) or "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
+        _near_folder(word) or "there is no such folder; give a folder, a .zip, scenes, cifar10, hf/NAME or wds/PATTERN"
     )
     # A far name would lead astray, so the bound is above .6, difflib's own.
     close = difflib.get_close_matches(word, _DATA_NAMES, n=1, cutoff=0.7)
@@ -263,7 +263,7 @@ def data_name(word: str) -> str:
     raise ValueError(f"unknown data {word!r}: {hint}")
 
 
-def near_folder(word: str) -> str:
+def _near_folder(word: str) -> str:
     """`did you mean ...?` for a path whose last part is misspelt; empty where nothing beside it is near."""
     path = Path(word).expanduser()
     try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raptor.checks import near_folder
+from raptor.checks import data_name, near_miss
 from raptor.data.archives import open_tars, open_zips
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import open_folder
@@ -22,9 +21,7 @@ NAMED = ("scenes", "cifar10", "cifar100")
 """Data that is not a path."""
 _TASKS = {"ade20k": "segment", "nyuv2": "depth"}  # that each set has targets for, whatever its layout
 DENSE_KINDS = ("scenes", *_TASKS)
-_WITH_PATH = (*_TASKS, "imagenet")
 _ACCEPTED = "a folder, a .zip, scenes, cifar10[:PATH], cifar100[:PATH], imagenet:PATH, hf/NAME[:SPLIT] or wds/PATTERN"
-_PREFIXES = {"hf": "hf", "huggingface": "hf", "wds": "wds", "webdataset": "wds"}
 
 
 def as_spec(given: Any) -> Any:
@@ -173,7 +170,8 @@ def _open_reader(spec: str, size: int | None) -> ImageData:
         return open_folder(folder)
     if folder.is_file():
         raise ValueError(f"the file {spec} is not a set of images: give its folder, unpack a compressed archive first")
-    raise _unknown("data", spec, (*NAMED, *_WITH_PATH), _ACCEPTED)
+    data_name(spec)  # says what a misspelt word may stand for
+    raise ValueError(f"unknown data {spec!r}: give {_ACCEPTED}")
 
 
 def open_dense(
@@ -212,18 +210,5 @@ def _open_frames(spec: str, task: str, size: int | None) -> DenseData:
         from raptor.data.nyuv2 import open_nyuv2
 
         return open_nyuv2(path, task)
-    raise _unknown("dense data", spec, DENSE_KINDS, "scenes, ade20k:PATH or nyuv2:PATH")
-
-
-def _unknown(what: str, spec: str, kinds: Sequence[str], accepted: str) -> ValueError:
-    """The error for a name that no reader knows; it says what may have been meant."""
-    kind, _, path = spec.replace(":", "/", 1).partition("/")
-    near = difflib.get_close_matches(kind, kinds, 1, 0.7)
-    hint = near_folder(spec) or f"give {accepted}"
-    if path and kind.lower() in _PREFIXES:
-        hint = f"did you mean {_PREFIXES[kind.lower()]}/{path}?"
-    elif near:
-        hint = f"did you mean {near[0]}?"
-        if near[0] in _WITH_PATH:
-            hint = f"did you mean {near[0]}:PATH?"
-    return ValueError(f"unknown {what} {spec!r}: {hint}")
+    accepted = ("scenes", "ade20k:PATH", "nyuv2:PATH")
+    raise ValueError(f"unknown dense data {spec!r}{near_miss(spec, accepted, ', '.join(accepted))}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from raptor.checks import near_miss
+from raptor.checks import model_name
 from raptor.files import read_json
 from raptor.run import unfinished
 from raptor.vit.builders import TIMM_MODULES, build_base
@@ -76,9 +76,7 @@ def models_for(weights: str | Path) -> list[str]:
 
 def named_for(weights: str) -> str:
     """The only model that a weight file fits, as `timm/NAME@FILE`; ValueError if none or several fit."""
-    # The name may only end like that of a file.
-    if not Path(weights).expanduser().is_file():
-        raise ValueError(f"weights file {weights} does not exist: correct the path, or write timm/NAME for a model")
+    model_name(weights)  # it may only end like the name of a file
     fitting = models_for(weights)
     if not fitting:
         raise ValueError(f"{weights} fits no ViT of timm: give the module it belongs to, with the file as its weights")
@@ -92,23 +90,14 @@ def named_for(weights: str) -> str:
     return f"{fitting[0]}@{weights}"
 
 
-def unknown_model(text: str) -> str:
-    """The message about a name or a folder that is not a model."""
-    import timm
-
+def refuse_name(text: str) -> NoReturn:
+    """Raise for a name or a folder that is not a model, and say what may have been meant."""
     path = Path(text).expanduser()
     if path.is_dir():
-        reason = (
-            f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill, or give "
-            f"images as --data {text}"
-        )
+        reason = f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
         with suppress(ValueError):  # without a config.json, or with a damaged one
             if {"model_type", "architectures"} & read_json(path / "config.json").keys():
                 reason = f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"
-        return unfinished(path) or reason
-    known = ["scenes", *(f"timm/{name}" for name in timm.list_models(module=list(TIMM_MODULES)))]
-    if timm.is_model(text.split(".")[0]):
-        hint = f": did you mean timm/{text}?"
-    else:
-        hint = near_miss(text, known) or ": write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder"
-    return f"unknown model {text!r}{hint}"
+        raise ValueError(unfinished(path) or reason)
+    model_name(text)
+    raise ValueError(f"unknown model {text!r}: write timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes or a folder")

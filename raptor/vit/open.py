@@ -31,7 +31,7 @@ from raptor.devices import torch_defaults
 from raptor.streaming import Result, folder_of
 from raptor.vit.builders import build_base, is_half
 from raptor.vit.calls import copied
-from raptor.vit.names import named_for, unknown_model
+from raptor.vit.names import named_for, refuse_name
 from raptor.vit.origin import Arguments, Base, Opened, Origin, Structure
 from raptor.vit.saved import load_saved, resized, saved_folder
 from raptor.vit.stated import check_size, model_preprocess, native_size
@@ -173,7 +173,7 @@ def _open_library(opened: Opened, trust_hub: bool) -> ViT:
     assert text is not None
     kind, _, rest = text.partition("/")
     if kind not in ("timm", "hf", "hub") or not rest:
-        raise ValueError(unknown_model(text))
+        refuse_name(text)
     # The revision would be ignored without a word.
     if kind == "timm" and "@" in rest and (opened.weights or not opened.pretrained):
         raise ValueError(f"{text} names a revision of published weights: leave out --weights and --pretrained false")

@@ -17,7 +17,7 @@ from raptor.vit.calls import copied
 from raptor.vit.names import ASSETS
 from raptor.vit.open import DTYPES, Source, open_vit, refuse_options
 from raptor.vit.origin import Arguments, Opened
-from raptor.vit.saved import describe_surrogate, find_teacher_files, saved_folder
+from raptor.vit.saved import Saved, describe_surrogate, find_teacher_files, saved_folder
 from raptor.vit.stated import check_size
 from raptor.vit.view import ViT
 from raptor.vit.weights import fingerprint
@@ -102,27 +102,13 @@ def open_pair(
         refuse_options("a teacher that is already opened", **refused)
         if not isinstance(source, ViT):
             of_source["size"] = teacher.preprocess.size
-    elif isinstance(teacher, nn.Module):
-        if saved.base is None:  # a module of one's own, not a teacher that was opened by its name
-            recorded: Arguments = dict(
-                **saved.structure.given(),
-                head_classes=saved.num_classes,
-                preprocess=saved.preprocess,
-            )
-            file = made_from.weights
-            is_wanted = file and not allow_other_teacher and "weights" not in of_teacher
-            if is_wanted and made_from.fingerprint != fingerprint(teacher):
-                made_with = f"{file}, which {shown} was made with,"
-                if _is_gone(str(file)):
-                    raise RunError(f"{made_with} is not there: give its new place with --weights")
-                print(f"{made_with} is loaded into a copy of the module", file=sys.stderr)
-                recorded["weights"] = file
-            of_teacher = recorded | of_teacher
-        # Loading a weight file would change the module in the user's hands.
-        if "weights" in of_teacher:
-            teacher = copied(teacher, type(teacher).__name__)
-        teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)
     elif teacher is not None:
+        if isinstance(teacher, nn.Module) and saved.base is None:
+            takes_file = not allow_other_teacher and "weights" not in of_teacher
+            of_teacher = _module_options(teacher, saved, made_from, shown, takes_file) | of_teacher
+        if isinstance(teacher, nn.Module) and "weights" in of_teacher:
+            # Loading a weight file would change the module in the user's hands.
+            teacher = copied(teacher, type(teacher).__name__)
         teacher = open_vit(teacher, size=teacher_size, **running, **of_teacher)
     elif saved.base is not None or saved.only_blocks:
         # On one device, or their states could not be compared.
@@ -151,6 +137,22 @@ def open_studied(
         return open_vit(source, **opening)
     pair = open_pair(source, teacher=teacher, allow_other_teacher=allow_other_teacher, **opening)
     return pair.surrogate or pair.teacher
+
+
+def _module_options(module: nn.Module, saved: Saved, made_from: Opened, shown: str, takes_file: bool) -> Arguments:
+    """The options with which a module of the user's own was opened when the surrogate was made.
+
+    takes_file: whether its weight file is among them, unless the module has these weights already.
+    """
+    options = dict(**saved.structure.given(), head_classes=saved.num_classes, preprocess=saved.preprocess)
+    file = made_from.weights
+    if takes_file and file and made_from.fingerprint != fingerprint(module):
+        made_with = f"{file}, which {shown} was made with,"
+        if _is_gone(file):
+            raise RunError(f"{made_with} is not there: give its new place with --weights")
+        print(f"{made_with} is loaded into a copy of the module", file=sys.stderr)
+        options["weights"] = file
+    return options
 
 
 def _open_recorded(

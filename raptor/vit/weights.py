@@ -19,13 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from raptor.checks import WEIGHT_SUFFIXES
+
 _NESTED = ("state_dict", "model", "teacher", "model_ema", "state_dict_ema", "student")
 _PREFIXES = ("module.", "backbone.", "_orig_mod.", "model.", "encoder.")
 _POSITIONS = ("pos_embed", "visual.positional_embedding", "visual.trunk.pos_embed", "vision_encoder.pos_embed")
 _REGISTERS = ("reg_token", "register_tokens")
 BLOCK_NUMBER = re.compile(r"(?:blocks|layers?)\.(\d+)\.")
 _HEAD_KEYS = ("head.weight", "classifier.weight", "fc.weight", "heads.head.weight")
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def is_weight_file(text: str) -> bool:
@@ -36,7 +37,7 @@ def is_weight_file(text: str) -> bool:
     if not text:
         return False
     path = Path(text).expanduser()
-    return path.is_file() or (text.endswith(_SUFFIXES) and not path.is_dir())
+    return path.is_file() or (text.endswith(WEIGHT_SUFFIXES) and not path.is_dir())
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ def test_unknown_data_is_one_line(tmp_path: Path) -> None:
     cases = {
         "cifar-10": "did you mean cifar10",
         "scene": "did you mean scenes",
-        "hf:user/set": "did you mean hf/user/set",
+        "hf:user/set": r"hf/NAME\[:SPLIT\]",
         str(tmp_path / "photo"): "did you mean .*photos",
         "": "give a folder",
         str(tmp_path / "photos"): "no images in folder",
@@ -49,7 +49,7 @@ def test_unknown_data_is_one_line(tmp_path: Path) -> None:
         ("scenes", "sort", "unknown dense task"),
         ("nyuv2:/nowhere/labelled.mat", "depth", "no file"),
         ("ade20k:/nowhere", "segment", "no file"),
-        ("something", "depth", "give scenes"),
+        ("something", "depth", "choose from scenes"),
     ],
 )
 def test_bad_specs_are_named(spec: str, task: str, message: str) -> None:
