@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raptor.report.charts import Axis, Chart, Series, described, descriptions, number, rounded
+from raptor.report.charts import Axis, Chart, Section, Series, described, descriptions, number, rounded
 
 
 def test_numbers_for_text_and_pages() -> None:
@@ -46,3 +46,23 @@ def test_the_words_of_every_chart_say_what_to_look_for() -> None:
     assert (block.offset, block.x.integer, block.y.from_zero, block.file) == (0.5, True, True, "dynamics.json")
     assert described("dynamics-norm", []).offset == 0
     assert "rank-4 linear map" in described("reconstruction", [], {"rank": 4}).caption
+
+
+def test_a_chart_has_the_choosers_of_its_description() -> None:
+    series = [Series(cost, when={"model": ["twin"], "cost": [cost]}) for cost in ("milliseconds", "gflops")]
+    model, cost = described("depth", series, {"images": "4 images"}).controls
+    assert (model.name, model.label, model.options, model.start) == ("model", "Model", [("twin", "twin")], "twin")
+    assert cost.options == [("milliseconds", "ms per image"), ("gflops", "GFLOPs per image")]
+    shares = [Series("a", when={"share": [share], "given": ["donor"]}) for share in ("0.1", "0.5")]
+    share, _ = described("tangents-transplants", shares, values={"share": {"0.5": "50%"}}).controls
+    assert share.options == [("0.1", "0.1"), ("0.5", "50%")] and share.start == "0.5"
+    assert described("tangents-transplants", shares, starts={"share": "0.1"}).controls[0].start == "0.1"
+
+
+def test_a_section_of_a_model_by_itself_does_not_speak_of_two() -> None:
+    for name in ("dynamics", "probes", "seen"):
+        assert {"surrogate", "teacher"}.isdisjoint(Section.named(name, has_surrogate=False).lead.split()), name
+        assert Section.named(name).lead != Section.named(name, has_surrogate=False).lead
+    section = Section.named("tool")
+    section.add_part("edit", "body", images="8 images")
+    assert section.body[1] == "body" and "Editing" in section.html and "Measured on 8 images." in section.html

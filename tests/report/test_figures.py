@@ -111,6 +111,11 @@ def test_modes_have_a_point_per_rank_and_a_plane_per_group_and_model(
     assert titles == [[f"{g}, {side}" for g in ("cls", "registers", "patches")] for side in ("teacher", "surrogate")]
 
 
+def test_panels_of_a_model_by_itself_are_not_called_the_teachers() -> None:
+    rows = panels("dynamics-eigenvalues", dynamics_charts(DynamicsFile.read_file(WITHOUT_REGISTERS)))
+    assert [[chart.title for chart in row if chart] for row in rows] == [["cls", "patches"]]
+
+
 def test_swaps_have_an_outline_per_phase(committed: Results, charts: list[Chart]) -> None:
     assert committed.interventions is not None and committed.interventions.teacher is not None
     swaps = committed.interventions.teacher.swaps
