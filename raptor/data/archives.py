@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from raptor.data.classes import number_labels, number_names
 from raptor.data.folder import SUFFIXES, arrange, count_unread, is_hidden, is_image_path, no_images, walk_folders
-from raptor.data.image_file import ZIP_START, ArchivedFile, DiskFile, File, open_archive, read_at
+from raptor.data.image_file import ZIP_START, ArchivedFile, DiskFile, File, read_at
 from raptor.data.index import FileImages, indexed
 from raptor.data.split import split_keys, split_word
 from raptor.progress import track
@@ -114,7 +114,6 @@ def _plain_path(name: str) -> str:
 def open_zips(pattern: str) -> FileImages:
     """The images of zip archives, which are one image folder."""
     archives = list_files(pattern)
-    open_archive.cache_clear()  # an archive of that name may have been replaced
     return indexed("zip", pattern, archives, lambda: _list_zips(archives, pattern))
 
 
@@ -158,7 +157,6 @@ def open_tars(pattern: str) -> FileImages:
     is the image, whatever their order: the others are targets.
     """
     archives = list_files(pattern)
-    open_archive.cache_clear()  # an archive of that name may have been replaced
     return indexed("tar", f"wds/{pattern}", archives, lambda: _list_tars(archives, pattern))
 
 

@@ -90,25 +90,20 @@ class DenseData(ImageData):
     def pairs(self, indices: Tensor, size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         """Images `indices` (B,) resized to uint8 (B, 3, *size) and targets (B, *frame), on `device`."""
         ahead = self._ahead
-        missing = [i for i in indices.tolist() if (i, size) not in ahead]
-        self.prefetch(torch.tensor(missing), size)
-        # Those that were ordered before and those that were missing; what was ordered in vain is dropped.
-        waiting = ahead | self._ahead
-        self._ahead = {}
-        images = []
-        targets = []
-        for i in indices.tolist():
-            image, target = waiting[i, size].result()
-            images.append(image)
-            targets.append(target)
+        self._ahead = {}  # what was ordered in vain is dropped
+        orders = [ahead.get((i, size)) or self._order(i, size) for i in indices.tolist()]
+        images, targets = zip(*(order.result() for order in orders))
         images_bhwc = torch.from_numpy(np.stack(images))
         targets_bhw = torch.from_numpy(np.stack(targets))
         return images_bhwc.permute(0, 3, 1, 2).to(device), targets_bhw.to(device, self.dtype)
 
     def prefetch(self, indices: Tensor, size: Size) -> None:
-        """Begin to decode the next `pairs` in threads."""
+        """Begin to decode the next `pairs`."""
+        self._ahead = {(i, size): self._order(i, size) for i in indices.tolist()}
+
+    def _order(self, index: int, size: Size) -> Future[tuple[np.ndarray, np.ndarray]]:
         # Threads rather than processes: Pillow and NumPy let others run while they decode.
-        self._ahead = {(i, size): _decoders().submit(self._decode, i, size) for i in indices.tolist()}
+        return _decoders().submit(self._decode, index, size)
 
     def _decode(self, index: int, size: Size) -> tuple[np.ndarray, np.ndarray]:
         image, target = self.pair(index)

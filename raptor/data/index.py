@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from raptor.data.image_file import ArchivedFile, DiskFile, File
+from raptor.data.image_file import ArchivedFile, DiskFile, File, open_archive
 from raptor.data.images import ImageData
 from raptor.data.names import PackedNames
 from raptor.files import WriteError, reason_of, replacing
@@ -93,6 +93,7 @@ def indexed(kind: str, name: str, addressed: list[str], make: Callable[[], FileI
 
     kind: folder, zip or tar: how `make` lists what is addressed. A long listing is kept.
     """
+    open_archive.cache_clear()  # an archive of that name may have been replaced
     # By absolute path, so that a set has one index wherever a command is started.
     whole = json.dumps([_VERSION, kind, list(map(os.path.abspath, addressed))])
     path = cache_folder() / "index" / f"{hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()}.safetensors"
