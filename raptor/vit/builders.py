@@ -191,6 +191,9 @@ def _build_transformers(name: str, base: Base, fetch: bool) -> nn.Module:
                 f"config.json of hf/{repo} asks for attention {asked!r}, which is code from the hub and never run: "
                 "remove attn_implementation from it"
             )
+        depth = getattr(part, "num_hidden_layers", None)
+        if isinstance(depth, int) and depth > MAX_DEPTH:  # without weights, building them would never end
+            raise ValueError(f"config.json of hf/{repo} says {depth} layers, more than any model has: fetch it again")
         if getattr(part, "quantization_config", None):
             raise ValueError(_QUANTISED.format(repo))
     classifier = any("ForImageClassification" in str(name) for name in config.architectures or [])

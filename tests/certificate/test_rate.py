@@ -36,6 +36,10 @@ def test_each_row_is_rounded_to_even_steps_either_way(precision: str, largest: i
     assert (rounded(torch.zeros(2, 3), precision) == 0).all()
 
 
+def test_weights_beyond_fp16_stay_finite() -> None:
+    assert rounded(torch.tensor([[1e6, -1e6, 2.0]]), "fp16").tolist() == [[65504, -65504, 2]]
+
+
 def test_rounding_noise_is_uniform_over_a_step() -> None:
     weight = torch.randn(5, 400, generator=torch.Generator().manual_seed(0))
     step = weight.abs().amax(1, keepdim=True) / 127
@@ -110,9 +114,25 @@ def test_only_below_the_teachers_curve_is_compression() -> None:
     assert (
         rates.is_below(point("surrogate", 40, 0.19)) is True and rates.is_below(point("surrogate", 40, 0.21)) is False
     )
+    # A point as far up as the curve is not below it; left of the curve that decides nothing.
+    assert rates.is_below(point("surrogate", 30, 0.2)) is False and rates.is_below(point("surrogate", 10, 0.5)) is False
+    assert rates.is_below(point("surrogate", 5, 0.4)) is None
     line = rates.line()
     assert "(20.0 Mbit, error 0.290) below the teacher's curve, which is compression" in line
     assert "(20.0 Mbit, error 0.310) above the teacher's curve, which is no compression" in line
+
+
+def test_every_point_has_an_agreement_or_none() -> None:
+    judged = RatePoint("teacher", "int8", 1e6, 0.1, 1, 0.1, agreement=0.5)
+    assert len(RateDistortion(8, [judged, judged]).of("teacher")) == 2
+    with pytest.raises(ValueError, match="the agreement of a point is missing"):
+        RateDistortion(8, [judged, point("teacher", 1, 0.1)])
+
+
+def test_no_images_have_no_errors() -> None:
+    teacher = tiny_vit()
+    with pytest.raises(ValueError, match="no images to measure errors on"):
+        measure_rates(make_surrogate(teacher, PHASES), teacher, [])
 
 
 def test_the_ratio_by_itself_says_that_it_is_no_evidence(teacher: ViT, surrogate: ViT) -> None:

@@ -222,6 +222,14 @@ def test_a_configuration_cannot_ask_for_a_kernel(name: str, tmp_path: Path) -> N
         open_vit(f"hf/{tmp_path}", pretrained=False)
 
 
+def test_a_configuration_with_endless_layers_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.ViTConfig(hidden_size=16, num_hidden_layers=10**9, num_attention_heads=2).save_pretrained(tmp_path)
+    for fetch in (False, True):
+        with pytest.raises(ValueError, match="says 1000000000 layers, more than any model has"):
+            open_vit(f"hf/{tmp_path}", pretrained=fetch)
+
+
 OUTSIDE = ["../evil.png", "/tmp/evil-of-raptor.png", "a/../../evil.png", "..\\evil.png"]
 
 
