@@ -235,6 +235,7 @@ class ImageData:
             num_workers=num_workers,
             collate_fn=partial(_decode, self, preprocess, crop, replace and self.skip_bad, side),
             pin_memory=device.type == "cuda",
+            worker_init_fn=_leave_group,
             generator=torch.Generator().manual_seed(0),  # otherwise each pass would advance the global one
         )
         for images, indices, bad in loader:
@@ -245,6 +246,11 @@ class ImageData:
                     self.bad.append(name)
             # Not blocking: the copy to a GPU runs while the host decodes on.
             yield Pixels(images.to(device, non_blocking=True), indices)
+
+
+def _leave_group(_worker: int) -> None:
+    """Ctrl-C, and the SIGTERM of `timeout`, reach a whole group of processes: the first one alone answers them."""
+    os.setpgid(0, 0)
 
 
 class ImagesOf(ImageData):

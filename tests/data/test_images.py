@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,30 @@ def test_a_number_beyond_the_last_image_says_how_many_there_are(data: ImageData)
     assert np.array_equal(np.asarray(data.load(-1)), np.asarray(data.load(22)))
     with pytest.raises(IndexError, match=r" has 23 images, numbered from 0: there is no image 999$"):
         data.load(999)
+
+
+SIGNALLED = """
+import os, signal, sys
+from raptor.data import Preprocess, iterate, open_data
+
+given = []
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, _: given.append(number))
+batches = iter(iterate(open_data(sys.argv[1], "all"), Preprocess(size=12, resize=14), 4, num_workers=2))
+num_images = len(next(batches).images) + len(next(batches).images)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    os.killpg(0, number)
+num_images += sum(len(batch.images) for batch in batches)
+print(num_images, *sorted(given))
+"""
+
+
+def test_signals_to_the_whole_group_are_left_to_the_first_process(tmp_path: Path) -> None:
+    """As `timeout` and a terminal send them. The processes that decode would die of them, and the run with them."""
+    write_tree(tmp_path, [f"{i:02}.png" for i in range(60)])
+    command = [sys.executable, "-c", SIGNALLED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, start_new_session=True)
+    assert (done.stdout, done.stderr) == ("60 1 2 15\n", "")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
