@@ -6,10 +6,10 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,53 +128,18 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / 1024:.1f} KiB"
 
 
-def make_plan(
-    command: str,
-    model: str,
-    data: str,
-    folder: Path,
-    stages: Sequence[Stage],
-    fabric: Any,
-    *,
-    checked: Sequence[str],
-    other_seconds: Callable[[list[PlannedPart]], float],
-    saved: Mapping[str, float],
-    notes: Sequence[str] = (),
-) -> Plan:
-    """The plan of a training, from a few steps of its stages that are done and undone.
+class Measured(NamedTuple):
+    """What a few steps of each stage showed: the stages, the peak of any device, and the bytes of one checkpoint."""
 
-    Args:
-        other_seconds: of all else, given what was measured of the stages.
-        saved: the bytes of what the run writes beside its checkpoints, by name.
-    """
-    ranks = ranks_of(fabric)
-    # The first stage decides: the others train the same weights.
-    trained = num_bytes(parameter for _, parameter in named_parameters(stages[0].groups))
-    kept = num_bytes(parameter for _, parameter, key, _ in moments(stages[0].groups) if key != "step")
+    parts: list[PlannedPart]
+    memory_bytes: float
+    checkpoint_bytes: float
+
+
+def measure_stages(stages: Sequence[Stage], fabric: Any) -> Measured:
+    """The length of each stage and the time of its steps, from a few that are done and undone."""
     if fabric.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(fabric.device)
-    parts = plan_stages(stages, fabric)
-    # Two are kept, and the third is written before the oldest goes.
-    written = {"three checkpoints": 3 * (trained + kept), **saved}
-    return Plan(
-        command=command,
-        model=model,
-        data=data,
-        folder=str(folder),
-        device=device_name(fabric.device),
-        checked=list(checked),
-        parts=parts,
-        other_seconds=other_seconds(parts),
-        memory_bytes=max(ranks.gather(peak_memory(fabric.device))),
-        written_bytes=written,
-        free_bytes=free_disk(folder, sum(written.values())),
-        num_devices=ranks.size,
-        notes=list(notes),
-    )
-
-
-def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
-    """The length of each stage and the time of its steps, from a few that are done and undone."""
     parts = []
     for stage in stages:
         # The steps of a large batch take minutes on a CPU.
@@ -191,7 +156,11 @@ def plan_stages(stages: Sequence[Stage], fabric: Any) -> list[PlannedPart]:
         say(f"{stage.name}: {seconds:.2g} s a step")
         num_steps = stage.num_steps(lambda seconds=seconds: seconds)  # type: ignore[misc]
         parts.append(PlannedPart(stage.name, num_steps, stage.batch_size, seconds, num_timed))
-    return parts
+    # All stages train the same weights.
+    checkpoint = num_bytes(parameter for _, parameter in named_parameters(stages[0].groups))
+    checkpoint += num_bytes(parameter for _, parameter, key, _ in moments(stages[0].groups) if key != "step")
+    memory = max(ranks_of(fabric).gather(peak_memory(fabric.device)))
+    return Measured(parts, memory, checkpoint)
 
 
 def peak_memory(device: torch.device) -> float:
@@ -263,19 +232,28 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
     num_train = len(job.images.train)
     num_val = len(job.images.val)
     num_measured = _num_measured(job, validator) + num_similarity
-    return make_plan(
-        "distill",
-        teacher.name,
-        job.images.train.name,
-        folder,
-        stages,
-        job.fabric,
+    measured = measure_stages(stages, job.fabric)
+    # Two checkpoints are kept, and the third is written before the oldest goes.
+    written = {
+        "three checkpoints": 3 * measured.checkpoint_bytes,
+        "surrogate": num_bytes(student.model.state_dict().values()),
+    }
+    return Plan(
+        command="distill",
+        model=teacher.name,
+        data=job.images.train.name,
+        folder=str(folder),
+        device=device_name(job.fabric.device),
         checked=[
             f"weights fit and are finite: {shape} at {teacher.preprocess.size} px, k = {phases.k}",
             f"{num_train:,} images to train on, {num_val:,} held out, {labels}; head: {head_used}",
         ],
-        other_seconds=lambda _: _image_seconds(job, validator) * num_measured / job.ranks.size,
-        saved={"surrogate": num_bytes(student.model.state_dict().values())},
+        parts=measured.parts,
+        other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
+        memory_bytes=measured.memory_bytes,
+        written_bytes=written,
+        free_bytes=free_disk(folder, sum(written.values())),
+        num_devices=job.ranks.size,
         notes=_notes(job, folder),
     )
 

@@ -28,7 +28,7 @@ from raptor.subject import Subject
 from raptor.train.distilled import read_finished
 from raptor.train.loop import Checkpoint, Loop
 from raptor.train.optimizer import ParameterGroup
-from raptor.train.plan import NUM_DECODED, Plan, make_plan, num_bytes
+from raptor.train.plan import NUM_DECODED, Plan, free_disk, measure_stages, num_bytes
 from raptor.train.stage import Budget, Stage
 from raptor.train.stochastic import StochasticDepth
 from raptor.train.stopping import deaths_explained
@@ -193,17 +193,25 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
     fabric = stage.fabric
     data = stage.stream.data
     num_classes = len(data.classes or ())
-    return make_plan(
-        "train-teacher",
-        stage.vit.name,
-        data.name,
-        folder,
-        [stage],
-        fabric,
+    measured = measure_stages([stage], fabric)
+    pass_seconds = measured.parts[0].seconds / measured.parts[0].batch_size / 3  # a pass is a third of a step
+    written = {
+        "three checkpoints": 3 * measured.checkpoint_bytes,
+        "teacher": num_bytes(stage.model.state_dict().values()),
+    }
+    return Plan(
+        command="train-teacher",
+        model=stage.vit.name,
+        data=data.name,
+        folder=str(folder),
+        device=device_name(fabric.device),
         checked=[f"{len(data):,} images to train on, {num_held_out:,} held out, labels of {num_classes} classes"],
-        # A pass is a third of a step.
-        other_seconds=lambda parts: num_held_out * parts[0].seconds / parts[0].batch_size / 3,
-        saved={"teacher": num_bytes(stage.model.state_dict().values())},
+        parts=measured.parts,
+        other_seconds=num_held_out * pass_seconds,
+        memory_bytes=measured.memory_bytes,
+        written_bytes=written,
+        free_bytes=free_disk(folder, sum(written.values())),
+        num_devices=fabric.world_size,
     )
 
 
