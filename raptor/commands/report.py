@@ -15,11 +15,15 @@ from raptor.files import RunError, WriteError, write_text
 from raptor.provenance import Provenance, command
 from raptor.report.page import build_page
 from raptor.report.results import Results, read_results
-from raptor.report.strips import ImagesFile, measure_strips, open_run, shown_images
+from raptor.report.strips import ImagesFile, measure_strips, shown_images
 from raptor.run import check_folder, unfinished
 from raptor.streaming import Result, folder_of
 from raptor.subject import Subject
-from raptor.vit.pair import OTHER_TEACHER
+from raptor.vit.open import open_vit
+from raptor.vit.pair import OTHER_TEACHER, open_pair
+from raptor.vit.saved import is_surrogate, saved_folder
+from raptor.vit.view import ViT
+from raptor.vit.weights import fingerprint
 
 
 @dataclass
@@ -112,23 +116,13 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     except ValueError as error:
         if asked:
             raise
-        results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
+        _note(results, error)
         return
     if results.images is not None and _is_measured(results.images, chosen, config, measured):
         return
     started, device = time.monotonic(), pick_device(config.device)
     try:
-        teacher, surrogate = open_run(
-            results.folder,
-            results.config,
-            device,
-            config.trust_hub,
-            config.weights,
-            teacher=config.teacher,
-            allow_other_teacher=config.allow_other_teacher,
-            # Of other images than the results', too, the model is theirs.
-            measured=results.measured[0] if results.measured is not None else None,
-        )
+        teacher, surrogate = open_models(results, config, device)
         found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)
     except RunError:
         # A RunError is a ValueError too, but says something that the user has to decide.
@@ -136,9 +130,55 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     except (ValueError, OSError) as error:
         if config.teacher is not None or config.weights is not None:
             raise
-        results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
+        _note(results, error)
         return
     results.images = replace(found, provenance=Provenance.since(started, device))
     results.check_models()
     with suppress(OSError, WriteError):  # the folder cannot be written to: the page goes elsewhere and has the images
         results.images.write(results.folder)
+
+
+def _note(results: Results, error: Exception) -> None:
+    """Say on the page why it has no images."""
+    results.notes["images"] = f"The images could not be followed ({' '.join(str(error).split())})."
+
+
+def open_models(results: Results, config: ReportConfig, device: str) -> tuple[ViT, ViT | None]:
+    """Teacher and surrogate of a folder: the models saved there, else the one that its results or its config name.
+
+    Other weights than those that the folder was made with are refused.
+    """
+    folder = results.folder
+    teacher, weights = config.teacher, config.weights
+    opening: dict[str, Any] = {"device": device, "trust_hub": config.trust_hub}
+    if saved_folder(str(folder)) is not None:
+        if weights is not None and not is_surrogate(folder):
+            raise RunError(f"{folder} holds a model with its own weights: leave out --weights")
+        opening["allow_other_teacher"] = config.allow_other_teacher
+        surrogate, model = open_pair(folder, teacher=teacher, weights=weights, **opening)
+        return model, surrogate
+    known = results.config
+    if results.measured is not None:
+        subject, _ = results.measured
+        known = {"model": subject.model, "size": subject.size, "fingerprint": subject.weights}
+    if known.get("model") is None:
+        raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
+    if teacher is not None and results.measured is None:
+        raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
+    if not isinstance(teacher, ViT):  # an opened model has its own size
+        opening["size"] = known.get("size")
+    is_given = teacher is not None or weights is not None
+    try:
+        vit = open_vit(teacher or str(known["model"]), weights=weights or known.get("weights"), **opening)
+    except ValueError as error:
+        if results.measured is None or is_given:
+            raise
+        # Results name a weight file by its stem and a module by its class, which are no names to open.
+        raise ValueError(f"{error}; raptor report {folder} --teacher MODEL, or --module, opens it") from error
+    # Pictures of other weights would stand beside the results of the run's own.
+    if (is_given or results.measured is not None) and fingerprint(vit.model) != known.get("fingerprint"):
+        fault = f"{weights or vit.name} does not hold the weights that {folder} was made with"
+        if is_given:
+            raise RunError(f"{fault}: leave out {'--weights' if teacher is None else '--teacher and --module'}")
+        raise ValueError(fault)
+    return vit, None

@@ -10,10 +10,9 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from PIL import Image
@@ -22,16 +21,11 @@ from torch import Tensor
 from raptor.certificate.definition import Definition
 from raptor.data import ChosenData, ImageData, iterate
 from raptor.data.stream import Batch
-from raptor.files import RunError
 from raptor.provenance import Provenance
 from raptor.run import ResultFile
 from raptor.streaming import Record
 from raptor.subject import Subject
-from raptor.vit.open import open_vit
-from raptor.vit.pair import open_pair
-from raptor.vit.saved import is_surrogate, saved_folder
 from raptor.vit.view import ViT
-from raptor.vit.weights import fingerprint
 
 _NUM_FIT = 64  # images the components are fitted on, the shown ones among them
 _SPREAD = 2.0  # standard deviations from the middle of a colour channel to its end
@@ -162,63 +156,6 @@ def add_pictures(definition: Definition, vit: ViT, data: ImageData) -> None:
     names = list(data.names)
     for image in definition.hardest:
         image.picture = png(shown_picture(vit.preprocess(data[names.index(image.name)]), vit))
-
-
-def open_run(
-    folder: Path,
-    config: Mapping[str, Any],
-    device: str,
-    trust_hub: bool = False,
-    weights: str | None = None,
-    teacher: str | ViT | None = None,
-    allow_other_teacher: bool = False,
-    measured: Subject | None = None,
-) -> tuple[ViT, ViT | None]:
-    """Teacher and surrogate of a run folder: the models saved there, else the one its config names.
-
-    weights: the teacher's weight file, where it was moved since the run was made. Other weights are refused.
-    measured: of a folder that is no run: the model that its results are about, which `teacher` may give.
-    """
-    if saved_folder(str(folder)) is not None:
-        if weights is not None and not is_surrogate(folder):
-            raise RunError(f"{folder} holds a model with its own weights: leave out --weights")
-        surrogate, model = open_pair(
-            folder,
-            teacher=teacher,
-            allow_other_teacher=allow_other_teacher,
-            device=device,
-            trust_hub=trust_hub,
-            weights=weights,
-        )
-        return model, surrogate
-    known = config
-    if measured is not None:
-        known = {"model": measured.model, "size": measured.size, "fingerprint": measured.weights}
-    if known.get("model") is None:
-        raise ValueError(f"{folder} holds no model, and no config.yaml that names one")
-    if teacher is not None and measured is None:
-        raise RunError(f"{folder} holds no surrogate and has no teacher: leave out --teacher and --module")
-    options: dict[str, Any] = {"size": known.get("size"), "weights": weights or known.get("weights")}
-    if isinstance(teacher, ViT):
-        options["size"] = None  # an opened model has its own
-    is_given = teacher is not None or weights is not None
-    try:
-        vit = open_vit(teacher or str(known["model"]), device=device, trust_hub=trust_hub, **options)
-    except ValueError as error:
-        if measured is None or is_given:
-            raise
-        # Results name a weight file by its stem and a module by its class, which are no names to open.
-        raise ValueError(f"{error}; raptor report {folder} --teacher MODEL, or --module, opens it") from error
-    # Pictures of other weights would stand beside the results of the run's own.
-    if (is_given or measured is not None) and fingerprint(vit.model) != known.get("fingerprint"):
-        fault = f"{weights or vit.name} does not hold the weights that {folder} was made with"
-        if is_given:
-            raise RunError(f"{fault}: leave out {'--weights' if teacher is None else '--teacher and --module'}")
-        raise ValueError(fault)
-    return vit, None
-
-
-# Colours --------------------------------------------------------------------------------------------------------------
 
 
 def teacher_colours(patches: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]], list[float]]:

@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from tiny_images import save_array, write_tree
 
 from raptor.cli import main
 from raptor.commands.dynamics import dynamics
 from raptor.commands.phases import phases
-from raptor.commands.report import report
+from raptor.commands.report import open_models, report
+from raptor.config import ReportConfig
+from raptor.files import RunError
+from raptor.report.results import Results
+from raptor.vit.open import open_vit
+from raptor.vit.saved import save_vit
+from raptor.vit.view import ViT
+from raptor.vit.weights import fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +177,26 @@ def test_a_run_of_an_own_module_with_a_weight_file(
     told = "weights.pth, which run was made with, is not there: give its new place with --weights"
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"raptor: {told}"
     assert main([*page, "--weights", "moved.pth"]) == 0 and Path("run/images.json").exists()
+
+
+def test_a_run_without_a_surrogate_is_not_shown_with_other_weights(tmp_path: Path) -> None:
+    """images.json would keep them under the name of the run's own model."""
+    made = [timm.create_model("test_vit") for _ in range(2)]
+    files = [str(tmp_path / f"{i}.safetensors") for i in range(2)]
+    for model, file in zip(made, files):
+        save_file(model.state_dict(), file)
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    begun = Results(folder, config={"model": "timm/test_vit", "fingerprint": fingerprint(made[0])})
+
+    def shown(**given: str) -> ViT:
+        return open_models(begun, ReportConfig(str(folder), **given), "cpu")[0]
+
+    assert fingerprint(shown(weights=files[0]).model) == fingerprint(made[0])
+    with pytest.raises(RunError, match=r"1\.safetensors does not hold the weights that .*begun was made with"):
+        shown(weights=files[1])
+    with pytest.raises(RunError, match="begun holds no surrogate and has no teacher"):
+        shown(teacher="scenes")
+    save_vit(open_vit("timm/test_vit", weights=files[0]), tmp_path / "trained" / "teacher")
+    with pytest.raises(RunError, match="trained holds a model with its own weights: leave out --weights"):
+        open_models(Results(tmp_path / "trained"), ReportConfig(str(tmp_path / "trained"), weights=files[1]), "cpu")

@@ -3,20 +3,13 @@ from __future__ import annotations
 import base64
 import io
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
-from raptor.files import RunError
-from raptor.report.strips import ImagesFile, components, open_run, png, project, teacher_colours
-from raptor.vit.open import open_vit
-from raptor.vit.saved import save_vit
-from raptor.vit.weights import fingerprint
+from raptor.report.strips import ImagesFile, components, png, project, teacher_colours
 
 
 def test_components_are_those_of_scikit_learn() -> None:
@@ -61,22 +54,3 @@ def test_png_keeps_its_pixels() -> None:
     colours = torch.tensor([[[0.0, 0.5, 1.0], [1.0, 0.0, 0.25]]])
     picture = Image.open(io.BytesIO(base64.b64decode(png(colours))))
     assert [picture.getpixel((x, 0)) for x in (0, 1)] == [(0, 128, 255), (255, 0, 64)]
-
-
-def test_a_run_without_a_surrogate_is_not_shown_with_other_weights(tmp_path: Path) -> None:
-    """images.json would keep them under the name of the run's own model."""
-    made = [timm.create_model("test_vit") for _ in range(2)]
-    files = [str(tmp_path / f"{i}.safetensors") for i in range(2)]
-    for model, file in zip(made, files):
-        save_file(model.state_dict(), file)
-    shown = partial(
-        open_run, tmp_path / "begun", {"model": "timm/test_vit", "fingerprint": fingerprint(made[0])}, "cpu"
-    )
-    assert fingerprint(shown(weights=files[0])[0].model) == fingerprint(made[0])
-    with pytest.raises(RunError, match=r"1\.safetensors does not hold the weights that .*begun was made with"):
-        shown(weights=files[1])
-    with pytest.raises(RunError, match="begun holds no surrogate and has no teacher"):
-        shown(teacher="scenes")
-    save_vit(open_vit("timm/test_vit", weights=files[0]), tmp_path / "trained" / "teacher")
-    with pytest.raises(RunError, match="trained holds a model with its own weights: leave out --weights"):
-        open_run(tmp_path / "trained", {}, "cpu", weights=files[1])
