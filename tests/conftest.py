@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from quick import short_run_times
+from matplotlib.figure import Figure
+from quick import DRAWN, blank_figures, short_run_times
 from remembered_scenes import remembered
 from tiny_models import tiny_timm
 from torch import Tensor, nn
@@ -68,10 +69,18 @@ def remembered_scenes() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_times() -> Iterator[None]:
-    """Every certificate times its models; no test reads how long they took."""
+    """Every certificate times its models, and no test reads how long they took. Every command draws its figures, and
+    few tests read the files; `drawn_figures` is for these."""
     with pytest.MonkeyPatch.context() as patch:
         short_run_times(patch)
+        blank_figures(patch)
         yield
+
+
+@pytest.fixture
+def drawn_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures in files look as a user sees them."""
+    monkeypatch.setattr(Figure, "savefig", DRAWN)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from quick import blank_figures
 from tiny_images import SPLIT_TREE, write_tree
 
 from raptor import open_vit
@@ -13,11 +12,6 @@ from raptor.cli import main
 from raptor.commands import correct
 from raptor.recurrence.correct import CorrectFile
 from raptor.vit.saved import save_vit
-
-
-@pytest.fixture(autouse=True)
-def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    blank_figures(monkeypatch)
 
 
 def test_every_disturbance_of_every_model(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from quick import blank_figures
 from tiny_run import tiny_teacher
 
 from raptor.cli import main
@@ -15,11 +14,6 @@ from raptor.recurrence.depth import FULL, DepthFile
 from raptor.surrogate.surrogate import make_surrogate
 
 FEW = dict(num_images=12, device="cpu")
-
-
-@pytest.fixture(autouse=True)
-def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    blank_figures(monkeypatch)
 
 
 def test_rules_by_name_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

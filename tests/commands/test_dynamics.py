@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from quick import blank_figures
 from tiny_models import tiny_timm
 
 from raptor.cli import main
@@ -27,7 +26,6 @@ from raptor.report import figures
 from raptor.report.dynamics import dynamics_charts
 from raptor.report.figures import FIGURES
 from raptor.report.interventions import intervention_charts
-from raptor.report.style import save_figure
 from raptor.surrogate.surrogate import make_surrogate
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
@@ -47,10 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     save_vit(tiny_timm("vit_small_patch14_reg4_dinov2", reg_tokens=2, num_classes=5), folder / "tiny")
     save_vit(make_surrogate(open_vit(folder / "tiny"), (1, 3)), folder / "surrogate")
-    with pytest.MonkeyPatch.context() as patch:
-        one_format = functools.partial(save_figure, formats=("svg",))
-        patch.setattr("raptor.report.figures.save_figure", one_format)
-        result = dynamics(str(folder), **SMALL, device="cpu")
+    result = dynamics(str(folder), **SMALL, device="cpu")
     assert result.folder == folder
     return folder
 
@@ -80,20 +75,22 @@ def test_every_panel_is_drawn(run: Path) -> None:
     assert {p.stem for p in (run / "figures").glob("*.svg")} == names
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_figures_are_saved_as_two_files_and_twice_with_the_same_bytes(run: Path, tmp_path: Path, monkeypatch) -> None:
     speed = "dynamics-speed"
     monkeypatch.setattr(figures, "FIGURES", {speed: FIGURES[speed]})
     measured = DynamicsFile.read(run)
     names = ", ".join(side.model.name for side in measured.sides().values())
     source = f"{names}; {measured.images}"
-    assert figures.save_figures(dynamics_charts(measured), tmp_path, source) == [speed]
-    files = [tmp_path / f"{speed}.png", tmp_path / f"{speed}.svg"]
-    assert all(file.stat().st_size > 1000 for file in files)
-    assert files[1].read_bytes() == (run / "figures" / files[1].name).read_bytes()
+    saved = []
+    for folder in (tmp_path / "once", tmp_path / "again"):
+        assert figures.save_figures(dynamics_charts(measured), folder, source) == [speed]
+        saved.append([(folder / f"{speed}.{kind}").read_bytes() for kind in ("png", "svg")])
+    assert all(len(content) > 1000 for content in saved[0])
+    assert saved[0] == saved[1]
 
 
-def test_figures_that_a_new_result_lacks_are_removed(run: Path, tmp_path: Path, monkeypatch) -> None:
-    blank_figures(monkeypatch)
+def test_figures_that_a_new_result_lacks_are_removed(run: Path, tmp_path: Path) -> None:
     found, changed = DynamicsFile.read(run), InterventionsFile.read(run)
     names = figures.save_figures(dynamics_charts(found) + intervention_charts(changed), tmp_path, "")
     assert {"dynamics-basins", "interventions-extrapolation"} <= {*names}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from quick import blank_figures
 from tiny_images import SPLIT_TREE, write_tree
 
 from raptor.cli import main
@@ -13,11 +12,6 @@ from raptor.commands import edit
 from raptor.recurrence.edit import EditFile
 
 FEW = ["--num_images", "6", "--train_images", "120", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    blank_figures(monkeypatch)
 
 
 def test_an_edit_at_one_phase(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from quick import blank_figures
 from tiny_images import write_tree
 from tiny_models import shake, tiny_timm
 from tiny_run import tiny_run, tiny_teacher
@@ -29,12 +28,6 @@ from raptor.surrogate.surrogate import make_surrogate
 from raptor.train import distill
 from raptor.vit.open import open_vit
 from raptor.vit.saved import save_vit
-
-
-@pytest.fixture(autouse=True)
-def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figure is that of tests/report/test_fidelity.py."""
-    blank_figures(monkeypatch)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from quick import blank_figures
 from tiny_models import tiny_timm
 
 from raptor.certificate.certificate import Certificate
@@ -30,8 +29,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_certificate_has_both_heads(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blank_figures(monkeypatch)
+def test_the_certificate_has_both_heads(run: Path) -> None:
     fitted = head(str(run), budget="6steps", batch_size=8, train_images=16, lr=1e-2, **FEW)
     fit = HeadFit.read(run)
     assert fit.num_steps == 6 and fit.num_judged == 12 and fit.head.endswith("(untrained) itself")

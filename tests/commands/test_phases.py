@@ -100,6 +100,7 @@ def test_text_for_a_number_is_the_same_error_in_python(tmp_path: Path) -> None:
         phases(["scenes"], num_images="8.5", out=str(tmp_path))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_phases_writes_what_it_prints(tmp_path, capsys):
     out = str(tmp_path / "run")
     assert main(["phases", "scenes", "--num-images", "32", "--k", "2", "3", "--out", out, "--json"]) == 0

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from quick import blank_figures
 from torch import Tensor
 
 import raptor
@@ -21,11 +20,6 @@ from raptor.commands import watch
 from raptor.recurrence.watch import Watcher, WatchFile
 
 FEW = ["--num_images", "60", "--false_alarms", ".1", "--device", "cpu"]
-
-
-@pytest.fixture(autouse=True)
-def not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    blank_figures(monkeypatch)
 
 
 def test_sets_that_are_known_to_be_unusual(tmp_path: Path) -> None:

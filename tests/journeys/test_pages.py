@@ -63,6 +63,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize("page", [page for page in pages() if runs_of(page)])
 def test_everything_on_a_page_runs(
     page: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from fault_runs import image_folder
-from quick import blank_figures
 
 from raptor.cli import COMMANDS, main
 from raptor.provenance import versions
@@ -57,7 +56,6 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     images = image_folder(tmp_path_factory.mktemp("data") / "images")
     found: list[dict[str, Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        blank_figures(patch)
         for number in range(2):
             folder = tmp_path_factory.mktemp(f"made-{number}")
             (folder / "images").symlink_to(images)

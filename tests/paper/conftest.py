@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import stochastic_depth
+from matplotlib.figure import Figure
+from quick import DRAWN
 from sweep import Json
 
 IMAGES: dict[str, Any] = dict(data=["scenes"], limit=96, val_images=48, device="cpu", num_workers=0)
@@ -25,7 +27,9 @@ def sweep_folder(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Any])
     """A tiny stochastic-depth sweep: p = 0 and .5 with one seed, .5 with another. All tests share its teachers."""
     folder = tmp_path_factory.mktemp("sweep")
     config = stochastic_depth.StochasticDepth(**tiny["scratch"], p=[0.0, 0.5], more_p=[0.5], out=str(folder))
-    found: Json = stochastic_depth.main(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", DRAWN)
+        found: Json = stochastic_depth.main(config)
     assert found["missing"] == []
     return folder
 

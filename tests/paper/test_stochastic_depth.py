@@ -73,6 +73,7 @@ def test_similarity_is_that_of_the_training_images(sweep_folder: Path, rows: dic
     assert found["within_phases"] == pytest.approx(np.mean(within), abs=1e-5)
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_the_figure_and_the_table(sweep_folder: Path, rows: dict[str, Json], tmp_path: Path) -> None:
     assert (sweep_folder / "stochastic-depth.png").stat().st_size > 20_000
     assert len((sweep_folder / "stochastic-depth.md").read_text().splitlines()) == 2 + 3

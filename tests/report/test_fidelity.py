@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from raptor.certificate.autonomy import Autonomy, Price
@@ -79,6 +80,7 @@ def test_the_section_goes_from_the_verdict_to_the_tables(full_run: Path, full_pa
     assert Image.open(io.BytesIO(base64.b64decode(picture[1]))).size == (48, 48)
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_stitching_and_rates_are_drawn_from_their_files(full_run: Path, tmp_path: Path) -> None:
     results = read_results(full_run)
     certificate, complexity = results.certificate, results.complexity

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from quick import blank_figures
 from tiny_models import shake, tiny_timm
 
 from raptor.certificate.certificate import Certificate
@@ -166,13 +165,6 @@ def test_a_probe_of_another_surrogate_of_the_same_teacher_is_refused(run_of: Run
     message = r"probe-classify\.json is about another model, raptor k=2 of scenes, and phases\.json about raptor k=3"
     with pytest.raises(RunError, match=message):
         read_results(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def not_drawn() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        blank_figures(patch)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from matplotlib.colors import to_rgb
 
 from raptor.report.style import CLASS_COLOURS, GROUP_COLOURS, PALETTE, save_figure, use_style
@@ -16,6 +17,7 @@ def test_colours_are_told_apart() -> None:
         assert min(distances) > 0.2
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_a_figure_is_saved_with_the_same_bytes_and_closed(tmp_path: Path) -> None:
     plt = use_style()
     saved = []
