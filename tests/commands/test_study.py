@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from safetensors.torch import save_file
 
 from raptor.cli import main
 from raptor.commands import phases, study
+from raptor.commands.study import Study
 from raptor.config import DynamicsConfig, PhasesConfig, StudyConfig
 from raptor.run import RunError
 from raptor.vit.open import open_vit
@@ -24,10 +27,27 @@ module = import_module("raptor.commands.study")
 
 
 @pytest.fixture(autouse=True)
-def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = {"num_images": 8, "sample_images": 2}
+def few_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most studies here are about what is read and written: they measure few images, and leave out what takes long."""
+    quick = {"num_images": 8, "sample_images": 1, "stability": False, "interventions": False, "num_classes": 0}
     monkeypatch.setattr(module, "QUICK_DYNAMICS", quick)
     monkeypatch.setattr(module, "QUICK_IMAGES", 8)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A study with everything that a study measures."""
+    out = tmp_path_factory.mktemp("finished") / "study"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "QUICK_DYNAMICS", {"num_images": 8, "sample_images": 2})
+        patch.setattr(module, "QUICK_IMAGES", 8)
+        return study("scenes", out=str(out), device="cpu")
+
+
+@pytest.fixture
+def out(finished: Study, tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return shutil.copytree(finished.folder, tmp_path / "study")
 
 
 @pytest.fixture
@@ -60,13 +80,14 @@ def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, mon
             assert getattr(planned[name], option, None) == getattr(own, option, None)
 
 
-def test_a_study_is_one_folder_and_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "study"
-    first = study("scenes", out=str(out), device="cpu")
+def test_a_study_is_one_folder(finished: Study) -> None:
     results = {"phases.json", "dynamics.json", "interventions.json", "images.json"}
-    assert {path.name for path in out.glob("*.json")} == results
-    assert first.page.path == out / "report.html" and first.page.path.is_file()
-    assert any("similarity within" in line for line in first.findings)
+    assert {path.name for path in finished.folder.glob("*.json")} == results
+    assert finished.page.path == finished.folder / "report.html" and finished.page.path.is_file()
+    assert any("similarity within" in line for line in finished.findings)
+
+
+def test_a_study_goes_on_where_it_stopped(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path.name: path.read_bytes() for path in out.glob("*.json")}
     (out / "dynamics.json").unlink()
     again = study("scenes", out=str(out), device="cpu")
@@ -74,21 +95,24 @@ def test_a_study_is_one_folder_and_goes_on_where_it_stopped(tmp_path: Path, caps
     assert f"phases: {out / 'phases.json'} is there already" in told and "dynamics: " not in told
     assert not any("similarity within" in line for line in again.findings)
     assert (out / "phases.json").read_bytes() == before["phases.json"]
-    new = json.loads((out / "dynamics.json").read_text())
-    old = json.loads(before["dynamics.json"])
-    assert new["teacher"] == old["teacher"]
+    new = json.loads((out / "dynamics.json").read_text())["teacher"]
+    old = json.loads(before["dynamics.json"])["teacher"]
+    assert new["direction"] == old["direction"] and new["modes"] == old["modes"]
 
 
-def test_other_options_are_measured_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "study"
+def test_other_options_are_measured_anew(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    for name in ("phases", "dynamics"):
+        result = SimpleNamespace(text=lambda: "")
+        monkeypatch.setattr(module, name, lambda config, result=result: measured.append(type(config)) or result)
+    monkeypatch.setattr(module, "QUICK_DYNAMICS", {"num_images": 8, "sample_images": 2})
     study("scenes", out=str(out), device="cpu")
+    assert measured == []
     study("scenes", out=str(out), device="cpu", precision="fp32")
-    assert "is there already" not in capsys.readouterr().err
+    assert measured == [PhasesConfig, DynamicsConfig]
 
 
-def test_other_images_go_to_another_folder(tmp_path: Path) -> None:
-    out = tmp_path / "study"
-    study("scenes", out=str(out), device="cpu")
+def test_other_images_go_to_another_folder(out: Path) -> None:
     with pytest.raises(RunError, match="is about other images of scenes: choose another --out"):
         study("scenes", out=str(out), device="cpu", data="scenes", split="train")
 
