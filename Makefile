@@ -13,7 +13,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test,docs]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[test,docs]'
+	@# pip compiles on one core. A few files of the packages are templates, which do not compile.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(STAMP)
 
 demo: setup

@@ -24,6 +24,7 @@ for _ignored in (signal.SIGHUP, signal.SIGINT):  # by nohup, or by a shell that 
 
 TOGETHER = {
     "tests/paper/": "the sweep of their conftest.py",
+    "tests/report/": "the run folder of their conftest.py",
     "tests/faults/": "a process that has imported everything, from which others are forked",
     "tests/journeys/test_ranks.py": "a process that has imported everything, from which others are forked",
 }

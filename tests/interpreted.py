@@ -9,10 +9,10 @@ import sys
 import pytest
 
 
-def check_interpreted(script: str) -> None:
-    """Run a script under Triton's interpreter, in a process of its own; it must print `same`."""
+def check_interpreted(*scripts: str) -> None:
+    """Run scripts one after the other under Triton's interpreter, in one process of their own; none may fail."""
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
+    code = "\n".join([*scripts, "print('same')"])
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr[-2000:]

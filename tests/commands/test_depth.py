@@ -39,7 +39,7 @@ def test_the_seed_is_also_that_of_a_rule_by_name(tmp_path: Path) -> None:
 
 
 def test_rules_that_fit_the_model_and_a_short_text(tmp_path: Path) -> None:
-    found = depth("scenes-k2", out=str(tmp_path), **FEW)
+    found = depth("scenes-k2", num_images=4, device="cpu", out=str(tmp_path))
     families = {point.family for point in found.measured.surrogate}
     assert families == {FULL, "turn", "second", "entropy", "kl", "random", "shorter"}
     assert "full depth" in found.text() and found.text().count("\n") < 100 and len(found.table_rows()) > 40

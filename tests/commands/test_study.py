@@ -208,16 +208,15 @@ def test_missing_images_are_said_before_the_model_is_opened(tmp_path: Path, monk
         study(str(path), out=str(tmp_path / "out"))
 
 
-def test_dynamics_takes_the_cut_that_the_phases_suggest(tmp_path: Path) -> None:
+def test_dynamics_takes_the_cut_that_the_phases_suggest(finished: Study) -> None:
     """The default of three phases would stand on the page beside a suggestion of four."""
-    out = tmp_path / "study"
-    first = study("scenes", out=str(out), device="cpu")
+    out = finished.folder
     entry = json.loads((out / "phases.json").read_text())["models"][0]
     measured = json.loads((out / "dynamics.json").read_text())["phases"]
     assert len(measured) == entry["chosen_k"] and measured == entry["phases"][str(entry["chosen_k"])]["lengths"]
-    assert f"({' | '.join(map(str, measured))})" in first.page.path.read_text()
+    assert f"({' | '.join(map(str, measured))})" in finished.page.path.read_text()
     # A model by itself is nobody's teacher.
     changed = json.loads((out / "interventions.json").read_text())
     assert all(line.startswith("scenes: ") for line in changed["findings"])
     assert changed["class_names"] == json.loads((out / "dynamics.json").read_text())["class_names"]
-    assert not any("teacher" in line for line in first.findings)
+    assert not any("teacher" in line for line in finished.findings)

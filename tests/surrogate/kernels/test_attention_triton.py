@@ -22,7 +22,6 @@ for (attention.FORWARD, attention.BACKWARD), dtype, images, heads, dim, num_toke
     for a, b in ((out, exact), *zip(ours.grad.chunk(3, -1), theirs.grad.chunk(3, -1))):
         error = float((a.double() - b).norm() / b.norm())
         assert a.dtype == dtype and error <= (1e-5 if dtype == torch.float32 else 2e-3), (dtype, dim, num_tokens, error)
-print("same")
 """
 
 
