@@ -29,7 +29,7 @@ test: setup
 test-browser: setup
 	@command -v chromium >/dev/null 2>&1 || (command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && \
 		apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest tests/report/test_browser.py
 
 # Also a part of `test`.
 wheel-test: setup
