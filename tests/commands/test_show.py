@@ -21,6 +21,7 @@ def photo(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_pictures_of_the_built_in_model(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["show", "scenes", photo, "--out", str(out)]) == 0
