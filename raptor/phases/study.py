@@ -200,14 +200,16 @@ def study_phases(
             gains=[],
             subject=Subject.of(vit, batches.data),
         )
-        twin_matrix = None
-        missing = "its untrained twin was not measured"
+        reason = ""
         if twin is False:
-            found.twin = f"{missing} (--twin false)"
+            reason = "--twin false"
         elif standardise:
-            found.twin = f"{missing} (its coordinates are not standardised)"
+            reason = "its coordinates are not standardised"
         elif twin is None and seconds * _TWIN_IMAGES > _TWIN_SECONDS:
-            found.twin = f"{missing} (it takes longer than {_TWIN_SECONDS} s: --twin true)"
+            reason = f"it takes longer than {_TWIN_SECONDS} s: --twin true"
+        twin_matrix = None
+        if reason:
+            found.twin = f"its untrained twin was not measured ({reason})"
         else:
             twin_matrix, found.twin = _twin_similarity(vit, batches, tokens, precision)
         evidence = Evidence(found.matrix, measured.blocks, twin_matrix)
@@ -222,23 +224,27 @@ def study_phases(
             for num in k:
                 found.phases[num] = find_phases(found.matrix, num, method)
                 found.evidence[num] = evidence.of(found.phases[num])
-        # The gains of max-cut suggest a k, whichever method cut the phases.
-        chosen = choose_k(found.matrix)
-        found.chosen_k = chosen.k
-        found.gains = list(chosen.gains)
-        found.k_shares = evidence.k_shares()
-        found.null_gains = evidence.null_gains()
-        cut = found.evidence.get(chosen.k)
-        # Cuts by function have no contrast, by which the suggestion is judged.
-        if cut is None or found.replacement:
-            cut = evidence.of(find_phases(found.matrix, chosen.k))
-            found.evidence.setdefault(chosen.k, cut)
-        found.structure = no_structure(chosen.k, cut, found.matrix)
-        for num, phases in found.phases.items():
-            found.within[num] = within_and_across(found.matrix, phases)
+        _suggest_k(found, evidence)
         return found
 
     return batches.ranks.first(finish)
+
+
+def _suggest_k(found: ModelPhases, evidence: Evidence) -> None:
+    """The k that the gains of max-cut suggest, whichever method cut the phases, and what speaks for it."""
+    chosen = choose_k(found.matrix)
+    found.chosen_k = chosen.k
+    found.gains = list(chosen.gains)
+    found.k_shares = evidence.k_shares()
+    found.null_gains = evidence.null_gains()
+    cut = found.evidence.get(chosen.k)
+    # Cuts by function have no contrast, by which the suggestion is judged.
+    if cut is None or found.replacement:
+        cut = evidence.of(find_phases(found.matrix, chosen.k))
+        found.evidence.setdefault(chosen.k, cut)
+    found.structure = no_structure(chosen.k, cut, found.matrix)
+    for num, phases in found.phases.items():
+        found.within[num] = within_and_across(found.matrix, phases)
 
 
 def _twin_similarity(vit: ViT, batches: ImageStream, tokens: str, precision: str) -> tuple[Array | None, str]:
