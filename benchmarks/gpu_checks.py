@@ -308,7 +308,7 @@ def a_run_is_compiled_captured_stopped_and_continued(args: argparse.Namespace) -
         assert len(losses_of(root / "cut")) >= len(ours)
         plan = distill(small_teacher(), "scenes", **run_options(root / "new", compile=False, dry_run=True))
         assert isinstance(plan, Plan) and not (root / "new").exists()
-        found["planned_images_per_s"] = plan.images_per_s
+        found["planned_images_per_s"] = plan.on(1).images_per_s
     return found
 
 

@@ -15,7 +15,7 @@ from raptor.data.hub import open_hub
 from raptor.data.images import ImageData
 from raptor.data.index import tell_once
 from raptor.data.memory import JoinedImages
-from raptor.data.split import Split, choose_split, is_train
+from raptor.data.split import Split, choose_split, is_train, part_read
 
 NAMED = ("scenes", "cifar10", "cifar100")
 """Data that is not a path."""
@@ -133,7 +133,8 @@ def _as_pattern(names: Sequence[Any]) -> str | None:
 
 def _part_of(whole: ImageData, split: Split) -> ImageData:
     """One split of a set."""
-    chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name), f"outside the part `{split}`")
+    outside = f"outside the part `{part_read(split, whole.parts)}`"
+    chosen = whole.select(choose_split(whole.keys, whole.parts, split, whole.name), outside)
     if whole.labels is not None and chosen.labels is None:
         num_missing = sum(label < 0 for label in whole.labels)
         tell_once(f"the labels of {whole.name} ({split}) are not used: {num_missing:,} of its images have none")

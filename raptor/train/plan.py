@@ -44,6 +44,7 @@ class PlannedPart(Record):
     Attributes:
         seconds: per step, measured; it includes reading the images.
         num_timed: steps that `seconds` is the mean of.
+        is_timed: whether the budget is in seconds, so that more devices do more steps in the same time.
     """
 
     name: str
@@ -51,17 +52,35 @@ class PlannedPart(Record):
     batch_size: int
     seconds: float
     num_timed: int
+    is_timed: bool = False
+
+
+@dataclass
+class Estimate(Record):
+    """What a run takes on a number of devices, each like the measured ones.
+
+    Attributes:
+        batch: images per step and device; None where the batch does not divide by the number, as all after it.
+        memory_bytes: of each device.
+    """
+
+    num_devices: int
+    is_measured: bool
+    batch: int | None = None
+    images_per_s: float | None = None
+    memory_bytes: float | None = None
+    seconds: float | None = None
 
 
 @dataclass
 class Plan(Result, Record):
-    """What a command would do and take, on the devices that it was measured on.
+    """What a command would do and take, measured on `num_devices`.
 
     Attributes:
         checked: what was opened and found in order, one line each.
         parts: what it trains. other_seconds: of all else: validation, heads, similarity.
         num_devices: how many share each batch.
-        memory_bytes: peak of each device, on a CPU of the process.
+        memory_bytes: peak of each device, on a CPU of the process. fixed_bytes: what of it any batch needs.
         written_bytes: what it writes, by name; free_bytes: on the disk of its folder.
     """
 
@@ -74,28 +93,41 @@ class Plan(Result, Record):
     parts: list[PlannedPart]
     other_seconds: float
     memory_bytes: float
+    fixed_bytes: float
     written_bytes: dict[str, float]
     free_bytes: float
     num_devices: int = 1
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def seconds(self) -> float:
-        """Of the whole run."""
-        return self.other_seconds + sum(part.num_steps * part.seconds for part in self.parts)
-
-    @property
-    def images_per_s(self) -> float:
-        """Images that all devices together train on in a second."""
+    def on(self, num_devices: int) -> Estimate:
+        """The estimate for a number of devices, which share the batch and the time of its steps."""
+        found = Estimate(num_devices, is_measured=num_devices == self.num_devices)
+        size = self.parts[0].batch_size
+        if size % num_devices:
+            return found
+        share = self.num_devices / num_devices
+        measured = sum(part.num_steps * part.seconds for part in self.parts)
         num_images = sum(part.num_steps * part.batch_size for part in self.parts)
-        return num_images / sum(part.num_steps * part.seconds for part in self.parts)
+        found.batch = size // num_devices
+        found.images_per_s = num_images / (measured * share)
+        # Weights, gradients and moments lie on each device, however many there are.
+        found.memory_bytes = self.fixed_bytes + max(0.0, self.memory_bytes - self.fixed_bytes) * share
+        found.seconds = self.other_seconds * share
+        for part in self.parts:
+            seconds = part.num_steps * part.seconds
+            found.seconds += seconds if part.is_timed else seconds * share
+        return found
+
+    def estimates(self) -> list[Estimate]:
+        """For one device, for those that were measured on and for eight."""
+        return [self.on(num) for num in sorted({1, self.num_devices, 8})]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "seconds": self.seconds, "images_per_s": self.images_per_s}
+        return {**super().to_dict(), "estimates": self.table_rows()}
 
     def table_rows(self) -> list[dict[str, Any]]:
-        """One row per stage."""
-        return [part.to_dict() for part in self.parts]
+        """One row per number of devices."""
+        return [estimate.to_dict() for estimate in self.estimates()]
 
     def text(self) -> str:
         lines = [f"{self.command}, a dry run: {self.model} on {self.data}; nothing is written", *self.checked]
@@ -105,20 +137,30 @@ class Plan(Result, Record):
                 each = f"{1000 * part.seconds:.3g} ms"
             steps = f"{part.num_steps:,} steps of {part.batch_size} images"
             lines.append(f"{part.name}: {steps}, {each} each ({part.num_timed} timed)")
-        devices = "1 device"
-        if self.num_devices > 1:
-            devices = f"{self.num_devices} devices"
-        rate = f"{self.images_per_s:.1f}"
-        if self.images_per_s >= 10:
-            rate = f"{self.images_per_s:,.0f}"
-        memory = _size(self.memory_bytes)
-        lines.append(f"on {devices}, as measured: {clock(self.seconds)}, {rate} images/s, {memory} of memory each")
+        lines += [_shown(estimate) for estimate in self.estimates()]
         written = ", ".join(f"{name} {_size(value)}" for name, value in self.written_bytes.items())
         lines.append(
             f"would write {_size(sum(self.written_bytes.values()))} to {self.folder} ({written}); "
             f"{_size(self.free_bytes)} are free"
         )
         return "\n".join([*lines, *self.notes])
+
+
+def _shown(estimate: Estimate) -> str:
+    """What one number of devices takes, in a line."""
+    devices = "on 1 device"
+    if estimate.num_devices > 1:
+        devices = f"on {estimate.num_devices} devices"
+    if estimate.images_per_s is None or estimate.memory_bytes is None or estimate.seconds is None:
+        return f"{devices}: the batch does not divide by {estimate.num_devices}"
+    rate = f"{estimate.images_per_s:.1f}"
+    if estimate.images_per_s >= 10:
+        rate = f"{estimate.images_per_s:,.0f}"
+    source = "computed, without the time to exchange gradients"
+    if estimate.is_measured:
+        source = "measured"
+    memory = _size(estimate.memory_bytes)
+    return f"{devices}: {clock(estimate.seconds)}, {rate} images/s, {memory} of memory each ({source})"
 
 
 def _size(num_bytes: float) -> str:
@@ -129,10 +171,11 @@ def _size(num_bytes: float) -> str:
 
 
 class Measured(NamedTuple):
-    """What a few steps of each stage showed: the stages, the peak of any device, and the bytes of one checkpoint."""
+    """What a few steps of each stage showed: the stages, memory as in `Plan`, and the bytes of one checkpoint."""
 
     parts: list[PlannedPart]
     memory_bytes: float
+    fixed_bytes: float
     checkpoint_bytes: float
 
 
@@ -140,6 +183,7 @@ def measure_stages(stages: Sequence[Stage], fabric: Any) -> Measured:
     """The length of each stage and the time of its steps, from a few that are done and undone."""
     if fabric.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(fabric.device)
+    before = peak_memory(fabric.device)
     parts = []
     for stage in stages:
         # The steps of a large batch take minutes on a CPU.
@@ -155,12 +199,14 @@ def measure_stages(stages: Sequence[Stage], fabric: Any) -> Measured:
         stage.end()
         say(f"{stage.name}: {seconds:.2g} s a step")
         num_steps = stage.num_steps(lambda seconds=seconds: seconds)  # type: ignore[misc]
-        parts.append(PlannedPart(stage.name, num_steps, stage.batch_size, seconds, num_timed))
+        is_timed = stage.budget.unit == "s"
+        parts.append(PlannedPart(stage.name, num_steps, stage.batch_size, seconds, num_timed, is_timed))
     # All stages train the same weights.
     checkpoint = num_bytes(parameter for _, parameter in named_parameters(stages[0].groups))
     checkpoint += num_bytes(parameter for _, parameter, key, _ in moments(stages[0].groups) if key != "step")
     memory = max(ranks_of(fabric).gather(peak_memory(fabric.device)))
-    return Measured(parts, memory, checkpoint)
+    # Gradients are as large as the weights in a checkpoint, which also holds the optimizer's moments.
+    return Measured(parts, memory, before + checkpoint, checkpoint)
 
 
 def peak_memory(device: torch.device) -> float:
@@ -251,6 +297,7 @@ def plan_run(job: Job, phases: Phases | None, num_blocks: int, folder: Path, mad
         parts=measured.parts,
         other_seconds=_image_seconds(job, validator) * num_measured / job.ranks.size,
         memory_bytes=measured.memory_bytes,
+        fixed_bytes=measured.fixed_bytes,
         written_bytes=written,
         free_bytes=free_disk(folder, sum(written.values())),
         num_devices=job.ranks.size,

@@ -209,6 +209,7 @@ def _plan(stage: TeacherStage, num_held_out: int, folder: Path) -> Plan:
         parts=measured.parts,
         other_seconds=num_held_out * pass_seconds,
         memory_bytes=measured.memory_bytes,
+        fixed_bytes=measured.fixed_bytes,
         written_bytes=written,
         free_bytes=free_disk(folder, sum(written.values())),
         num_devices=fabric.world_size,

@@ -311,3 +311,7 @@ def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""  # the same line is said once
     ChosenData(photos).judged(held_out - 1)
     assert f"the others are beyond --num_images (1), {outside}\n" in capsys.readouterr().err
+    # The part of a set's own is named as it is there, not by the word that asks for it.
+    write_tree(tmp_path / "parts", [f"{part}/{i}.png" for part in ("train", "val") for i in range(3)])
+    ChosenData(str(tmp_path / "parts"), split="own").judged()
+    assert capsys.readouterr().err.endswith("the others are outside the part `val` (3)\n")

@@ -192,7 +192,8 @@ def test_a_dry_run_on_two_processes_plans_once_and_writes_nothing(place: Place, 
     plans = [json.loads(line) for line in first.splitlines()]
     assert [plan["command"] for plan in plans] == ["distill"] and not second and "deprecated" not in said
     for plan in plans:
-        assert plan["num_devices"] == 2 and plan["images_per_s"] > 0
+        rows = {row["num_devices"]: row for row in plan["estimates"]}
+        assert plan["num_devices"] == 2 and rows[2]["is_measured"] and rows[2]["batch"] == 4 and rows[1]["batch"] == 8
         assert all(part["seconds"] > 0 and part["num_steps"] > 0 for part in plan["parts"])
     assert not (tmp_path / "planned").exists()
 

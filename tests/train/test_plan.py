@@ -24,18 +24,33 @@ from raptor.train.plan import Plan, PlannedPart
 def made(**changes: Any) -> Plan:
     parts = [PlannedPart("stage1", 100, 64, 0.5, 3), PlannedPart("stage2", 300, 64, 0.25, 3)]
     values = dict(command="distill", model="m", data="d", folder="f", device="cpu", checked=[], parts=parts)
-    values |= dict(other_seconds=25.0, memory_bytes=9.0 * 2**30, written_bytes={"all": 3.0}, free_bytes=8.0)
+    values |= dict(other_seconds=25.0, memory_bytes=9.0, fixed_bytes=1.0, written_bytes={"all": 3.0}, free_bytes=8.0)
     return Plan(**{**values, **changes})
 
 
-def test_time_and_rate_are_those_of_all_stages() -> None:
-    plan = made()
-    assert plan.seconds == 150.0  # 50 s, 75 s and the rest
-    assert plan.images_per_s == pytest.approx(400 * 64 / 125)
-    assert "on 1 device, as measured: 2 min 30 s, 205 images/s, 9.0 GiB of memory each" in plan.text()
-    assert "on 2 devices, as measured: " in made(num_devices=2).text()
-    saved = json.loads(json.dumps(plan.to_dict()))
-    assert saved["seconds"] == 150.0 and Plan.from_dict(saved) == plan
+def test_more_devices_divide_time_rate_and_the_memory_of_the_batch() -> None:
+    one, eight = made().estimates()
+    assert (one.num_devices, one.is_measured, one.batch, one.memory_bytes) == (1, True, 64, 9.0)
+    assert one.seconds == 150.0  # 50 s, 75 s and the rest
+    assert one.images_per_s == pytest.approx(400 * 64 / 125)
+    assert (eight.num_devices, eight.is_measured, eight.batch, eight.memory_bytes) == (8, False, 8, 2.0)
+    assert eight.seconds == pytest.approx(150 / 8)
+    assert eight.images_per_s == pytest.approx(8 * 400 * 64 / 125)
+    assert [estimate.num_devices for estimate in made(num_devices=2).estimates()] == [1, 2, 8]
+    assert made(num_devices=2).on(1).seconds == 300.0
+    # A budget in seconds is spent on any number of devices.
+    timed = made(parts=[PlannedPart("stage2", 100, 64, 0.5, 3, is_timed=True)])
+    assert timed.on(8).seconds == pytest.approx(50 + 25 / 8)
+    assert Plan.from_dict(json.loads(json.dumps(made().to_dict()))) == made()
+
+
+def test_each_number_of_devices_is_a_line() -> None:
+    lines = made(memory_bytes=9.0 * 2**30, fixed_bytes=2.0**30).text()
+    assert "on 1 device: 2 min 30 s, 205 images/s, 9.0 GiB of memory each (measured)" in lines
+    computed = "(computed, without the time to exchange gradients)"
+    assert f"on 8 devices: 19 s, 1,638 images/s, 2.0 GiB of memory each {computed}" in lines
+    odd = made(parts=[PlannedPart("stage2", 100, 12, 0.5, 3)])
+    assert odd.on(8).seconds is None and "on 8 devices: the batch does not divide by 8" in odd.text()
 
 
 @pytest.mark.parametrize(("seconds", "num_steps", "num_timed"), [(0.01, 9, [4, 2]), (20.0, 6, [2, 1])])
@@ -82,13 +97,15 @@ def test_a_distillation_is_planned_and_nothing_written(tmp_path, monkeypatch, ca
         ("stage1", 6, 8, 0.5),
         ("stage2", 6, 8, 0.5),
     ]
-    assert found.seconds == pytest.approx(6.0 + found.other_seconds) and found.images_per_s == 16.0
+    one = found.on(1)
+    assert one.seconds == pytest.approx(6.0 + found.other_seconds) and one.images_per_s == 16.0
+    assert 0 < found.fixed_bytes < 2 * found.memory_bytes
     assert "4 blocks, width 32, 12 tokens at 24 px, k = 3" in found.checked[0]
     assert "64 images to train on, 8 held out, labels of 20 classes; head: the model's own" in found.checked[1]
     assert files(tmp_path) == [tmp_path / "runs" / "recipe.yaml"]
     assert all(torch.equal(value, before[name]) for name, value in teacher.model.state_dict().items())
     text = found.text()
-    assert text.startswith("distill, a dry run: ") and "on 1 device, as measured: " in text and "would write" in text
+    assert text.startswith("distill, a dry run: ") and "of memory each (measured)" in text and "would write" in text
     assert "stage1: 6 steps of 8 images, 500 ms each (3 timed)" in text
     blocks = shared_blocks(tiny_run(tmp_path / "done").surrogate)
     trained = 4 * sum(p.numel() for p in blocks.parameters())
