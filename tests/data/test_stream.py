@@ -294,9 +294,9 @@ def _repeated(tmp_path: Path) -> list[str]:
 def test_images_given_several_times_are_kept_once(tmp_path: Path, limit: int | None) -> None:
     """The batches are those of sets that were opened one by one, which nobody knows to be the same."""
     specs = _repeated(tmp_path)
-    each = JoinedImages([open_data(spec, "all") for spec in specs])
+    each = JoinedImages([open_data(spec, "train") for spec in specs])
     apart = each if limit is None else each.select(each.sample(limit))
-    data = open_data(specs, "all", limit=limit)
+    data = open_data(specs, limit=limit)
     num = len(set(data.names))
     assert data.names == apart.names and num <= 14
     held = InMemory(data, PREPROCESS)
@@ -316,10 +316,10 @@ def test_images_given_several_times_are_kept_once(tmp_path: Path, limit: int | N
 def test_what_replaces_a_bad_image_is_the_same_for_images_given_several_times(tmp_path: Path) -> None:
     specs = _repeated(tmp_path)
     (tmp_path / "b" / "y" / "5.png").write_bytes(b"broken")
-    each = JoinedImages([open_data(spec, "all") for spec in specs])
+    each = JoinedImages([open_data(spec, "train") for spec in specs])
     each.skip_bad = True
     old, new = (
-        TrainStream(data, PREPROCESS, 28, cache="memory") for data in (each, open_data(specs, "all", skip_bad=True))
+        TrainStream(data, PREPROCESS, len(data), cache="memory") for data in (each, open_data(specs, skip_bad=True))
     )
     assert torch.equal(new.batch(0), old.batch(0)) and new.data.bad
 
