@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from raptor.checks import data_name, near_miss
-from raptor.data.archives import open_tars, open_zips
+from raptor.data.archives import list_files, open_tars, open_zips
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import open_folder
 from raptor.data.given import given_images
@@ -64,6 +66,37 @@ def recorded_spec(spec: Any) -> Any:
     return spec
 
 
+def places_of(spec: str | Sequence[str] | ImageData) -> set[str]:
+    """The files and folders that data is read from: `photos/`, `./photos` and a link to it are one place.
+
+    Images that a program holds have none, and are known by their fingerprint.
+    """
+    if isinstance(spec, ImageData):
+        return {f"{spec.name} {spec.fingerprint()}"}
+    if not isinstance(spec, str):
+        return set().union(*map(places_of, spec))
+    # What stands before the path: `nyuv2:`, or `hf/` and the part; a folder's own name may have a colon.
+    kind = ""
+    path = spec.removeprefix("wds/")
+    if spec in NAMED:
+        kind = spec
+        path = ""
+    elif spec.startswith("hf/"):
+        path, colon, part = spec.removeprefix("hf/").partition(":")
+        kind = f"hf/{colon}{part}"
+    elif path == spec and ":" in spec and not os.path.exists(spec):
+        kind, _, path = spec.partition(":")
+    files = [path]
+    if path.lower().endswith((".zip", ".tar")):
+        with suppress(ValueError):  # a missing file is reported when it is opened
+            files = list_files(path)
+    places = set()
+    for file in files:
+        real = os.path.realpath(os.path.expanduser(file))
+        places.add(kind + real if os.path.exists(real) else spec)
+    return places
+
+
 def open_data(
     spec: Any,
     split: Split = "train",
@@ -89,11 +122,11 @@ def open_data(
     """
     spec = as_spec([] if spec is None else spec)
     names = list(spec) if isinstance(spec, list | tuple) else [spec]
-    if split != "train":
+    if split != "train" and len(names) > 1:
         # Counted twice, its images would make every interval too narrow.
-        by_place: dict[Any, Any] = {}
+        by_place: dict[frozenset[str], Any] = {}
         for name in names:
-            by_place.setdefault(_place(name), name)
+            by_place.setdefault(frozenset(places_of(name)), name)
         names = list(by_place.values())
     # A set that is joined with itself is one object, and so is decoded once.
     readers = {name: name if isinstance(name, ImageData) else _open_reader(name, size) for name in names}
@@ -111,13 +144,6 @@ def open_data(
         data = data.select(data.sample(limit))
     data.skip_bad = skip_bad
     return data
-
-
-def _place(name: Any) -> Any:
-    """What data is read from, where that is a folder or a file: `photos` and `./photos/` are one."""
-    if isinstance(name, str) and Path(name).expanduser().exists():
-        return Path(name).expanduser().resolve()
-    return name
 
 
 def _as_pattern(names: Sequence[Any]) -> str | None:

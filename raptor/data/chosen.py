@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raptor.data.apart import check_apart
-from raptor.data.archives import list_files
-from raptor.data.by_name import NAMED, as_spec, open_data, spec_text
+from raptor.data.by_name import NAMED, as_spec, open_data, places_of, spec_text
 from raptor.data.classes import for_head, head_names, labelled_like, renumbered
 from raptor.data.images import ImageData
 from raptor.data.index import listed, tell_once
@@ -135,7 +132,7 @@ class ChosenData:
     @property
     def judged_split(self) -> str:
         """The part to judge on: of other data than is trained on its own validation part, or else all of it."""
-        is_other = self.val is not None and not _places(self.val) & _places(self.data)
+        is_other = self.val is not None and not places_of(self.val) & places_of(self.data)
         return "own" if is_other and self.split == "val" else self.split
 
     def check_same(self, *parts: str) -> None:
@@ -226,7 +223,7 @@ class ChosenData:
             fitted = [data for data in (like, also) if data is not None]
             compared: set[str] = set()
             for train in sorted(fitted, key=len, reverse=True):
-                places = _places(train.specs)
+                places = places_of(train.specs)
                 if not places <= compared:  # a part of a larger set is compared with that one
                     check_apart(train, found)
                 compared |= places
@@ -258,30 +255,3 @@ def _names_of(spec: Spec | None) -> list[str]:
     if isinstance(spec, str | ImageData):
         return [spec_text(spec)]
     return list(spec)
-
-
-def _places(spec: Spec) -> set[str]:
-    """The files and folders that data is read from: `photos/`, `./photos` and a link to it are one place."""
-    if isinstance(spec, ImageData):
-        return {spec.name}
-    places = set()
-    for name in _names_of(spec):
-        # What stands before the path: `nyuv2:`, or `hf/` and the part; a folder's own name may have a colon.
-        kind = ""
-        path = name.removeprefix("wds/")
-        if name in NAMED:
-            kind = name
-            path = ""
-        elif name.startswith("hf/"):
-            path, colon, part = name.removeprefix("hf/").partition(":")
-            kind = f"hf/{colon}{part}"
-        elif path == name and ":" in name and not os.path.exists(name):
-            kind, _, path = name.partition(":")
-        files = [path]
-        if path.lower().endswith((".zip", ".tar")):
-            with suppress(ValueError):  # a missing file is reported when it is opened
-                files = list_files(path)
-        for file in files:
-            real = os.path.realpath(os.path.expanduser(file))
-            places.add(kind + real if os.path.exists(real) else name)
-    return places

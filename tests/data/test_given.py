@@ -121,3 +121,11 @@ def test_commands_take_what_a_program_holds(tmp_path: Path) -> None:
     ]
     for other in found[1:]:
         np.testing.assert_array_equal(other.models[0].similarity["all"], found[0].models[0].similarity["all"])
+
+
+def test_two_sets_that_a_program_holds_are_two_however_many_images_they_have() -> None:
+    """Their names are equal, and a twentieth of the second set was judged."""
+    train, val = torch.rand(40, 3, 8, 8), torch.rand(40, 3, 8, 8)
+    assert len(ChosenData(train, val).judged()) == 40
+    assert len(ChosenData(train, train).judged()) == len(ChosenData(train).judged()) < 40
+    assert len(open_data([open_data(val, "all")] * 2, "all")) == 40 == len(open_data(val, "all"))
