@@ -55,7 +55,7 @@ class Phases(Record, Sequence[int]):
         """The phases of these lengths, which may be `Phases` already."""
         if isinstance(lengths, Phases):
             return lengths
-        return cls(tuple(operator.index(n) for n in lengths))
+        return cls(tuple(map(operator.index, lengths)))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -94,7 +94,7 @@ class Phases(Record, Sequence[int]):
         return phase_l[:, None] == phase_l[None, :]
 
     def __str__(self) -> str:
-        return " | ".join(str(n) for n in self.lengths)
+        return " | ".join(map(str, self.lengths))
 
 
 PhaseLengths = Annotated[Phases, PlainValidator(lambda saved: Phases(decode(tuple[int, ...], saved)))]

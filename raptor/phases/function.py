@@ -7,6 +7,7 @@ m, the blocks behind it run as they are, and the model's output is compared with
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,8 +72,8 @@ def measure_replacement(
 
     Costs about L^2 / 2 forward passes per image and part.
     """
-    costs: dict[Part, list[Tensor]] = {part: [] for part in parts}
-    agreements: dict[Part, list[Tensor]] = {part: [] for part in parts}
+    costs: dict[Part, list[Tensor]] = defaultdict(list)
+    agreements: dict[Part, list[Tensor]] = defaultdict(list)
     pairs = list(permutations(range(1, vit.num_layers + 1), 2))
     with Progress(f"replacing blocks of {vit.name}", None, "replacements") as bar:
         # Known only here: whoever makes the stream decides how many batches it has.
@@ -167,7 +168,7 @@ def branch_names(block: nn.Module) -> dict[Part, list[str]]:
     """
     names = []
     for name, child in block.named_children():
-        if any(True for _ in child.parameters()):
+        if list(child.parameters()):
             names.append(name)
     attention = None
     second_norm = None

@@ -7,6 +7,7 @@ and an untrained twin are measured in the same way.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -73,9 +74,10 @@ def correct_findings(sides: dict[str, list[Correction]]) -> list[str]:
     """For each model and disturbance, the most that further steps of any phase bring back."""
     found = []
     for side, corrections in sides.items():
-        kinds = dict.fromkeys((one.disturbance, one.size) for one in corrections)
-        for disturbance, size in kinds:
-            own = [one for one in corrections if (one.disturbance, one.size) == (disturbance, size)]
+        by_kind: dict[tuple[str, float], list[Correction]] = defaultdict(list)
+        for one in corrections:
+            by_kind[one.disturbance, one.size].append(one)
+        for (disturbance, size), own in by_kind.items():
             name = f"{side}, {disturbance} {size:g}"
             hurt = [(one.recovered, one) for one in own if one.recovered is not None]
             if not hurt:

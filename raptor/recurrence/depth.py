@@ -166,7 +166,9 @@ def measure_depth(
         reference: whose classes at full depth are agreed with.
         rounds: how often each batch is timed; the shortest time counts.
     """
-    totals = {name: {rule: _Total() for rule in (FULL, *side.rules)} for name, side in sides.items()}
+    totals: dict[str, dict[str, _Total]] = {}
+    for name, side in sides.items():
+        totals[name] = {rule: _Total() for rule in (FULL, *side.rules)}
     is_warm = False
     for batch in batches:
         # The reference runs once for each batch, outside the times of the rules.
