@@ -94,7 +94,10 @@ def refuse_name(text: str) -> NoReturn:
     """Raise for a name or a folder that is not a model, and say what may have been meant."""
     path = Path(text).expanduser()
     if path.is_dir():
-        reason = f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill"
+        reason = (
+            f"{text} is a folder but holds no raptor model (no config.json of one): name the --out of distill, or give "
+            f"images as --data {text}"
+        )
         with suppress(ValueError):  # without a config.json, or with a damaged one
             if {"model_type", "architectures"} & read_json(path / "config.json").keys():
                 reason = f"{text} is a folder but holds no raptor model: write hf/{text} for a model of transformers"
