@@ -131,13 +131,16 @@ def parse(name: str, words: Sequence[str]) -> Config:
     module = typed.pop("module", [None])[0]
     for option, values in typed.items():
         given[option] = values if takes_several(kinds[option]) else values[0]
-    first = kind.POSITIONAL[0]
-    is_named = first in given
-    if module is not None and not is_named:
-        if name == "report":
+    stands_for = kind.POSITIONAL[0]
+    if module is not None:
+        if stands_for in given:
+            stands_for = "teacher"
+        elif name == "report":
             raise ValueError("raptor report shows the results of a run: name its folder before --module")
+        if stands_for not in kinds:
+            raise ValueError("--module stands for MODEL: leave out one of them")
         # It passes the checks of a config. The model is made at the end, when all else is known to be right.
-        given[first] = OWN
+        given[stands_for] = OWN
     for option in kind.POSITIONAL:
         if option not in given and kind.requires(option):
             raise ValueError(f"give {shown(kind, option)}; see raptor {name} --help")
@@ -147,7 +150,12 @@ def parse(name: str, words: Sequence[str]) -> Config:
         fail_fast_offline()
     if module is None:
         return config
-    return _with_module(name, config, module, is_named)
+    changes: dict[str, Any] = {stands_for: load_module(module)}
+    if stands_for != "teacher" and name in ("phases", "probe", "dynamics", "states") and "out" not in given:
+        # Models of one class are told apart by file and function.
+        file, _, function = module.rpartition(":")
+        changes["out"] = f"runs/{name}-{slug(f'{Path(file).stem}-{function}')}"
+    return replace(config, **changes)
 
 
 def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
@@ -240,21 +248,6 @@ def _read_config(path: Path, kind: type[Config]) -> dict[str, Any]:
     if not found:
         raise ValueError(f"--config: {path} is empty: write option: value on each line, or leave it out")
     return found
-
-
-def _with_module(name: str, config: Config, where: str, is_named: bool) -> Config:
-    """The config with the user's own model: the teacher where a run was named, else the model itself."""
-    made = load_module(where)
-    if is_named:
-        if not hasattr(config, "teacher"):
-            raise ValueError("--module stands for MODEL: leave out one of them")
-        return replace(config, **{"teacher": made})
-    first = config.POSITIONAL[0]
-    changes: dict[str, Any] = {first: [made] if first == "models" else made}
-    if name in ("phases", "probe", "dynamics", "states") and getattr(config, "out", None) is None:
-        file, _, function = where.rpartition(":")  # models of one class are told apart by file and function
-        changes["out"] = f"runs/{name}-{slug(f'{Path(file).stem}-{function}')}"
-    return replace(config, **changes)
 
 
 if __name__ == "__main__":

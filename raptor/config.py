@@ -79,9 +79,8 @@ _OPENING = ("weights", "trust_hub", "size", "pretrained", "teacher", "allow_othe
 class Config:
     """What all configs do.
 
-    POSITIONAL are the options that may be given without their name, by their place. IN_PARALLEL are the commands that
-    share their images among the processes of torchrun: any other would do the same work in each, and write the same
-    files.
+    POSITIONAL are the options that may be given without their name, by their place. IN_PARALLEL says that the processes
+    of torchrun share the images; any other command would do the same work in each, and write the same files.
     """
 
     title: ClassVar[str] = ""
@@ -197,6 +196,7 @@ class Running(OnDevice):
     """Where and in which precision a command runs, and how it reads images."""
 
     title = "machine"
+    IN_PARALLEL = True
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto, fp32 or bf16."""
@@ -492,8 +492,7 @@ class StudyConfig(OnModel, OnData, Running):
     raptor study timm/vit_small_patch14_reg4_dinov2.lvd142m --data photos/
     """
 
-    full: bool = False
-    """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
+    IN_PARALLEL = False
 
 
 @dataclass(kw_only=True)
@@ -505,7 +504,6 @@ class PhasesConfig(OpeningModel, OfTeacher, Measuring, Running):
     """
 
     POSITIONAL = ("models",)
-    IN_PARALLEL = True
 
     models: Models = field(kw_only=False)
     """one or more of timm/NAME, hf/REPO, hub/REPO:ENTRY, scenes, a weight file or a run folder, whose
@@ -545,7 +543,6 @@ class DistillConfig(OnModel, OnData, Recipe, Training, GivenHead, Running):
     """
 
     POSITIONAL = ("model", "data")
-    IN_PARALLEL = True
 
     k: Several | Target | None = None
     """number of tied blocks (3 unless `phases` are given), or `recovery=.95` (of a ridge probe) or `r2=.6` (at every
@@ -602,8 +599,6 @@ class EvaluateConfig(OnSurrogate):
     raptor evaluate runs/scenes-k3 --data scenes
     """
 
-    IN_PARALLEL = True
-
     shift: Sets | None = None
     """further sets of images, one row of results for each: data, or noise, blur, jpeg, contrast of the held-out images,
     with a severity of 1 to 5 as in noise:5 (3 by default)."""
@@ -624,8 +619,6 @@ class HeadConfig(OnSurrogate):
     raptor head runs/scenes-k3 --data scenes
     """
 
-    IN_PARALLEL = True
-
     budget: str = "60s"
     """of training: 60s, 5m, 300steps or 2epochs."""
     lr: Rate = 1e-3
@@ -638,8 +631,6 @@ class ProbeConfig(OnModel, OfTeacher, OnData, HeadClasses, Fitting, Running):
 
     raptor probe runs/scenes-k3 --task depth --data scenes
     """
-
-    IN_PARALLEL = True
 
     task: Literal["classify", "segment", "depth"] = "classify"
     """classify, segment or depth. Segment and depth take scenes, ade20k:PATH or nyuv2:PATH as data."""
@@ -672,8 +663,6 @@ class DynamicsConfig(OnModel, OfTeacher, Measuring, GivenHead, Running):
     raptor dynamics runs/scenes-k3 --data scenes
     """
 
-    IN_PARALLEL = True
-
     num_classes: NumberOrNone = 5
     """how many classes basins are drawn of: those with the most images; 0 leaves basins out."""
     sample_images: Number = 64
@@ -699,7 +688,14 @@ class DynamicsConfig(OnModel, OfTeacher, Measuring, GivenHead, Running):
 
 
 @dataclass(kw_only=True)
-class DepthConfig(OnSurrogate):
+class Tool(OnSurrogate):
+    """What recurrence is good for: the next four."""
+
+    IN_PARALLEL = False
+
+
+@dataclass(kw_only=True)
+class DepthConfig(Tool):
     """Depth on demand: what it saves to end phases early, image by image, and what it costs.
 
     raptor depth scenes-k3
@@ -715,7 +711,7 @@ class DepthConfig(OnSurrogate):
 
 
 @dataclass(kw_only=True)
-class WatchConfig(OnSurrogate):
+class WatchConfig(Tool):
     """Watch a teacher: an image on which its surrogate fails to follow it is unusual.
 
     raptor watch scenes-k3 --calibrate scenes --data photos/
@@ -733,7 +729,7 @@ class WatchConfig(OnSurrogate):
 
 
 @dataclass(kw_only=True)
-class EditConfig(OnSurrogate):
+class EditConfig(Tool):
     """Edit the state at the end of a phase, so that an image is taken for another class.
 
     raptor edit scenes-k3 --to ball --at 2
@@ -748,7 +744,7 @@ class EditConfig(OnSurrogate):
 
 
 @dataclass(kw_only=True)
-class CorrectConfig(OnSurrogate):
+class CorrectConfig(Tool):
     """Disturb a state and run further steps of its phase: how much of the lost agreement comes back?
 
     raptor correct scenes-k3 --noise .3 --extra 8
@@ -789,8 +785,6 @@ class StatesConfig(OnModel, OfTeacher, OnData, HeadClasses, Running):
 
     raptor states timm/vit_base_patch14_reg4_dinov2.lvd142m --data photos/ --layers 3 6 9
     """
-
-    IN_PARALLEL = True
 
     layers: list[int] | None = None
     """which states, 0 (after the embedding) to L; by default the last."""
@@ -885,7 +879,6 @@ class TeacherConfig(Training, Running):
     """
 
     POSITIONAL = ("shape", "data")
-    IN_PARALLEL = True
 
     shape: str = "vit_tiny_patch16_224"
     """a timm model name that gives the architecture; other options change its shape."""

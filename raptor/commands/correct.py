@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raptor.certificate.shift import CorruptedImages, Corruption
-from raptor.commands.job import SurrogateJob, chosen_phases
+from raptor.commands.pair_job import SurrogateJob, chosen_phases
 from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import CorrectConfig
 from raptor.dynamics.tangents import untrained_like
@@ -91,9 +91,8 @@ def correct(config: CorrectConfig) -> Correcting:
                     seed=config.seed,
                 )
     measured = CorrectFile(**job.about(correct_findings(sides)), sides=sides, notes=notes, beside=beside)
-    found = Correcting(measured, job.folder)
-    found.save()
-    return found
+    job.write(measured, correct_charts, measured.images)
+    return Correcting(measured, job.folder)
 
 
 def _models(job: SurrogateJob, config: CorrectConfig) -> tuple[dict[str, ViT], list[str]]:

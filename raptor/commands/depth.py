@@ -76,6 +76,5 @@ def depth(config: DepthConfig) -> Depth:
         surrogate=points["surrogate"],
         teacher=points["teacher"],
     )
-    found = Depth(measured, job.folder)
-    found.save()
-    return found
+    job.write(measured, depth_charts, measured.images)
+    return Depth(measured, job.folder)

@@ -91,8 +91,11 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
 
     A run folder or another surrogate is measured beside its teacher.
     """
+    from raptor.report.dynamics import dynamics_charts
+    from raptor.report.interventions import intervention_charts
+    from raptor.report.stability import tangent_charts
+
     job = Job(config)
-    ranks = job.ranks
     surrogate, teacher = job.open_pair(config.model, config.seed)
     if config.stability or config.tangents:
         # Before images are opened: half-precision weights lose a small perturbation.
@@ -120,18 +123,20 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
         subject=job.subject,
     )
     measured = _measure(job, batches, cut, chosen, facts)
-    # Written now: an interruption of what follows does not lose it.
-    ranks.first(lambda: _write(measured, job.folder))
+    # Each part is written when it is there: an interruption of what follows does not lose it.
+    names = ", ".join(side.model.name for side in measured.sides().values())
+    figures = job.write(measured, dynamics_charts, f"{names}; {measured.images}")
     # Without the unreadable images, so that none of the few that are chosen below is missing.
     bad = set(measured.bad_images)
     few = job.judged.select([i for i, name in enumerate(job.judged.names) if name not in bad]) if bad else job.judged
     changed = None
     if config.interventions:
         changed = _intervene(job, few, training, cut, facts)
+        figures += job.write(changed, intervention_charts, changed.images)
     tangents = None
     if config.tangents:
         tangents = _compare_tangents(job, few, cut, facts)
-    figures = ranks.first(lambda: _write_rest(measured, changed, tangents, job.folder))
+        figures += job.write(tangents, tangent_charts, tangents.images)
     return Dynamics(measured, changed, tangents, job.folder, figures)
 
 
@@ -234,32 +239,6 @@ def _compare_tangents(job: Job, images: ImageData, cut: Phases, facts: dict[str,
 def _findings(sides: Mapping[str, Interventions | Tangents], subject: Subject) -> list[str]:
     """What was found on each side, each line with the side's name."""
     return [f"{subject.name_of(side)}: {line}" for side, found in sides.items() for line in found.findings()]
-
-
-def _write(measured: DynamicsFile, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    measured.write(folder)
-
-
-def _write_rest(
-    measured: DynamicsFile, changed: InterventionsFile | None, tangents: TangentsFile | None, folder: Path
-) -> list[str]:
-    """Write interventions.json, tangents.json and the figures; the names of the figures."""
-    from raptor.report.dynamics import dynamics_charts
-    from raptor.report.figures import save_figures
-    from raptor.report.interventions import intervention_charts
-    from raptor.report.stability import tangent_charts
-
-    figures = folder / "figures"
-    names = ", ".join(side.model.name for side in measured.sides().values())
-    written = save_figures(dynamics_charts(measured), figures, f"{names}; {measured.images}")
-    if changed is not None:
-        changed.write(folder)
-        written += save_figures(intervention_charts(changed), figures, changed.images)
-    if tangents is not None:
-        tangents.write(folder)
-        written += save_figures(tangent_charts(tangents), figures, tangents.images)
-    return written
 
 
 def _choose_phases(job: Job, batches: ImageStream) -> Phases:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from raptor.commands.job import SurrogateJob, chosen_phases
+from raptor.checks import near_miss
+from raptor.commands.pair_job import SurrogateJob, chosen_phases
 from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import EditConfig
 from raptor.progress import Progress
@@ -68,9 +68,8 @@ def edit(config: EditConfig) -> Editing:
         surrogate=sides["surrogate"],
         teacher=sides["teacher"],
     )
-    found = Editing(measured, job.folder)
-    found.save()
-    return found
+    job.write(measured, edit_charts, measured.images)
+    return Editing(measured, job.folder)
 
 
 def _class_names(job: SurrogateJob) -> list[str]:
@@ -90,8 +89,5 @@ def _class_number(job: SurrogateJob, wanted: str | None) -> int:
     # After the names, because a class may be called `7`.
     if wanted.isdigit() and int(wanted) < len(names):
         return int(wanted)
-    hint = f"give one of {len(names)} such as {some}, or its number"
-    close = difflib.get_close_matches(wanted, names, n=1)
-    if close:
-        hint = f"did you mean {close[0]!r}?"
-    raise ValueError(f"--to {wanted} is not a class of {job.teacher.name}: {hint}")
+    hint = near_miss(wanted, names, f"{len(names)} such as {some}, or give its number")
+    raise ValueError(f"--to {wanted} is not a class of {job.teacher.name}{hint}")

@@ -15,12 +15,13 @@ from raptor.certificate.refit import HeadFit, Refitted
 from raptor.certificate.shift import CorruptedImages, measure_shift
 from raptor.certificate.stitching import stitch
 from raptor.certificate.verdict import Training, read_training
-from raptor.commands.job import SurrogateJob, open_job
+from raptor.commands.pair_job import SurrogateJob, open_job
 from raptor.config import EvaluateConfig
 from raptor.data import ImageStream
 from raptor.data.apart import check_apart
 from raptor.progress import Progress
 from raptor.provenance import command
+from raptor.report.fidelity import certificate_charts, rate_charts
 from raptor.report.strips import add_pictures
 from raptor.streaming import Result, folder_of
 from raptor.vit.pair import OTHER_TEACHER
@@ -47,7 +48,6 @@ class Evaluation(Result):
 
     def plot(self) -> Any:
         """The error curves over layers."""
-        from raptor.report.fidelity import certificate_charts
         from raptor.report.figures import drawn
 
         return drawn("certificate", certificate_charts(self.certificate), self.certificate.source())
@@ -121,13 +121,11 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
             row = measure_shift(job.surrogate, job.teacher, batches, name=name, refitted=refitted, **measuring)
             certificate.shift.append(row)
     about = job.provenance()
-    found = Evaluation(
-        replace(certificate, data=job.data.name, bad_images=job.bad_images(), provenance=about),
-        replace(complexity, provenance=about),
-        job.folder,
-    )
-    job.ranks.first(lambda: _write(found))
-    return found
+    certificate = replace(certificate, data=job.data.name, bad_images=job.bad_images(), provenance=about)
+    complexity = replace(complexity, provenance=about)
+    job.write(certificate, certificate_charts, certificate.source())
+    job.write(complexity, rate_charts, certificate.source())
+    return Evaluation(certificate, complexity, job.folder)
 
 
 def _certify(
@@ -199,14 +197,3 @@ def _refitted_head(job: SurrogateJob, notes: list[str]) -> Refitted | None:
 def _training_of(run: Any) -> Training | None:
     source = folder_of(run)
     return read_training(Path(source)) if isinstance(source, str | Path) else None
-
-
-def _write(found: Evaluation) -> None:
-    from raptor.report.fidelity import certificate_charts, rate_charts
-    from raptor.report.figures import save_figures
-
-    found.certificate.write(found.folder)
-    found.complexity.write(found.folder)
-    figures = found.folder / "figures"
-    save_figures(certificate_charts(found.certificate), figures, found.certificate.source())
-    save_figures(rate_charts(found.complexity), figures, found.certificate.source())

@@ -9,7 +9,7 @@ from typing import Any
 
 from raptor.certificate.follow import follow
 from raptor.certificate.refit import HeadFit
-from raptor.commands.job import open_job
+from raptor.commands.pair_job import open_job
 from raptor.config import HeadConfig
 from raptor.data.stream import TrainStream
 from raptor.progress import Progress

@@ -88,7 +88,10 @@ def _is_measured(known: ImagesFile, chosen: ChosenData, config: ReportConfig, me
     """Whether images.json holds what is asked for: as many of the same images, of the run's own teacher."""
     if (known.num_images, known.data, known.split) != (config.num_images, chosen.name, chosen.split):
         return False
-    if config.teacher is not None or config.weights is not None or known.teacher.endswith(OTHER_TEACHER):
+    is_given = config.teacher is not None or config.weights is not None
+    if isinstance(config.teacher, ViT) and known.subject is not None:
+        is_given = config.teacher.fingerprint() != known.subject.weights
+    if is_given or known.teacher.endswith(OTHER_TEACHER):
         return False
     try:
         found = shown_images(chosen, config.num_images, measured=measured)
@@ -103,13 +106,17 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     # What somebody typed must open. What a run remembers may be gone, and the rest of the page does not need it.
     asked = config.data is not None or config.val is not None or config.split not in (None, "val")
     options = dict(vars(config))
-    measured = None
     # A folder of plain results names its model and its images by them.
-    if results.measured is not None and not asked:
-        measured, split = results.measured
-        options |= {"data": measured.data, "split": split}
+    subject, split = results.measured or (None, "")
+    if subject is not None and not asked:
+        options["data"] = subject.data
+    measured = None
     try:
         chosen = ChosenData.of(results.folder, options)
+        # Typed data may be the measured one too, such as images in memory, which no name opens.
+        if subject is not None and chosen.name == subject.data and config.split in (None, split):
+            measured = subject
+            chosen = replace(chosen, split=split)
         # Images that were in memory cannot be opened again, whoever gives the model.
         if asked or (measured is not None and results.images is None):
             shown_images(chosen, config.num_images, measured=measured)
@@ -123,13 +130,17 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
     started, device = time.monotonic(), pick_device(config.device)
     try:
         teacher, surrogate = open_models(results, config, device)
-        found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)
     except RunError:
         # A RunError is a ValueError too, but says something that the user has to decide.
         raise
     except (ValueError, OSError) as error:
         if config.teacher is not None or config.weights is not None:
             raise
+        _note(results, error)
+        return
+    try:
+        found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)
+    except (ValueError, OSError) as error:  # a model without patches, for example
         _note(results, error)
         return
     results.images = replace(found, provenance=Provenance.since(started, device))

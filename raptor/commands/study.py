@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from raptor.devices import pick_device
 from raptor.phases.cut import find_phases
 from raptor.phases.study import PhasesFile
 from raptor.progress import clock
-from raptor.provenance import Provenance, command, hash_config
+from raptor.provenance import command, hash_config
 from raptor.report.results import read_results
-from raptor.report.strips import measure_strips
 from raptor.run import RunError, read_json, result_folder
 from raptor.streaming import Result, folder_of
 from raptor.vit.pair import open_pair
@@ -66,30 +64,16 @@ def study(config: StudyConfig) -> Study:
     folder = result_folder(config.out, config.model, "study", config.weights_name())
     # Said before the model is opened, which may take half a minute.
     ChosenData.of(folder_of(config.model), vars(config))
-    opening = config.opening()
-    surrogate, model = open_pair(config.model, device=pick_device(config.device), **opening)
+    surrogate, model = open_pair(config.model, device=pick_device(config.device), **config.opening())
     source = config.model
     if isinstance(source, str) and source == model.opened.weights:
         # Each command would look again for the only model that the weight file fits.
         source = f"{model.opened.model}@{source}"
-    shared: dict[str, Any] = {
-        **opening,
-        "data": config.data,
-        "val": config.val,
-        "split": config.split,
-        "out": str(folder),
-        "device": config.device,
-        "precision": config.precision,
-        "num_workers": config.num_workers,
-        "skip_bad": config.skip_bad,
-    }
-    quick_phases: dict[str, Any] = {"num_images": QUICK_IMAGES}
-    quick_dynamics = QUICK_DYNAMICS
-    if config.full:
-        quick_phases = {}
-        quick_dynamics = {}
-    for_phases = PhasesConfig(models=[source], **quick_phases, **shared)
-    for_dynamics = DynamicsConfig(model=source, **quick_dynamics, **shared)
+    # Both commands have all options of a study.
+    shared = {**vars(config), "out": str(folder)}
+    del shared["model"]
+    for_phases = PhasesConfig(models=[source], num_images=QUICK_IMAGES, **shared)
+    for_dynamics = DynamicsConfig(model=source, **QUICK_DYNAMICS, **shared)
     if config.data is not None:
         _tell_time(model, config, for_phases, for_dynamics)
     findings = _unless_done(folder, "phases", for_phases, phases)
@@ -97,31 +81,18 @@ def study(config: StudyConfig) -> Study:
         # The page shows one cut, which is the one that the phases suggest.
         for_dynamics = replace(for_dynamics, phases=_suggested(folder))
     findings += _unless_done(folder, "dynamics", for_dynamics, dynamics)
-    chosen: dict[str, Any] = {}
-    if not _colour_images(folder, model, surrogate, config, is_new=bool(findings)):
-        chosen = {"data": config.data, "val": config.val, "split": config.split, "trust_hub": config.trust_hub}
-    page = report(str(folder), num_images=_NUM_SHOWN, device=config.device, **chosen)
+    page = report(
+        str(folder),
+        num_images=_NUM_SHOWN,
+        data=config.data,
+        val=config.val,
+        split=config.split,
+        device=config.device,
+        trust_hub=config.trust_hub,
+        # The results name a model in a way that does not open a weight file or a module. A run names its own.
+        teacher=None if read_results(folder).measured is None else model,
+    )
     return Study(folder, page, findings)
-
-
-def _colour_images(folder: Path, model: ViT, surrogate: ViT | None, config: StudyConfig, is_new: bool) -> bool:
-    """Write images.json for the page; False where the folder is that of a run, whose models `report` opens itself.
-
-    Of other folders `report` knows the model by its name only, which does not open a weight file or a module.
-    is_new: whether the folder's other results were measured just now.
-    """
-    results = read_results(folder)
-    if results.measured is None:
-        return False
-    if results.images is not None and not is_new:
-        return True
-    started = time.monotonic()
-    measured, split = results.measured
-    chosen = ChosenData.of(folder_of(config.model), {**vars(config), "split": split})
-    with suppress(ValueError):  # a model without patches, for example: `report` says so
-        found = measure_strips(model, surrogate, chosen, _NUM_SHOWN, measured)
-        replace(found, provenance=Provenance.since(started, model.device)).write(folder)
-    return True
 
 
 def _suggested(folder: Path) -> list[int] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raptor.commands.job import SurrogateJob, open_job
+from raptor.commands.pair_job import SurrogateJob, open_job
 from raptor.config import OnSurrogate
 from raptor.recurrence.tool import ToolFile
 from raptor.report.charts import Chart
@@ -26,13 +26,6 @@ class ToolResult(Result):
 
     def charts(self) -> list[Chart]:
         raise NotImplementedError
-
-    def save(self) -> None:
-        """Write the file and the figures."""
-        from raptor.report.figures import save_figures
-
-        self.measured.write(self.folder)
-        save_figures(self.charts(), self.folder / "figures", self.measured.images)
 
     def plot(self) -> Any:
         """The main figure of the result."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raptor.commands.job import SurrogateJob
+from raptor.commands.pair_job import SurrogateJob
 from raptor.commands.tool import ToolResult, open_tool
 from raptor.config import WatchConfig
 from raptor.data import ImageData, open_data
@@ -102,10 +102,9 @@ def watch(config: WatchConfig) -> Watching:
         sets=sets,
         shown=[image for one in judgements for image in one.shown],
     )
-    found = Watching(measured, job.folder)
-    found.save()
+    job.write(measured, watch_charts, measured.images)
     _write_table(judgements, job.folder)
-    return found
+    return Watching(measured, job.folder)
 
 
 def _calibration_and_judged(job: SurrogateJob, config: WatchConfig) -> tuple[ImageData, ImageData]:

@@ -44,8 +44,8 @@ def test_class_means_are_not_of_images_that_are_edited(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--at", "1"], "name the class to edit towards: --to CLASS, one of 20 such as matte sphere"),
-        (["--to", "mate cube"], "--to mate cube is not a class of scenes: did you mean 'matte cube'?"),
-        (["--to", "99"], "--to 99 is not a class of scenes: give one of 20"),
+        (["--to", "mate cube"], "--to mate cube is not a class of scenes: did you mean matte cube?"),
+        (["--to", "99"], "--to 99 is not a class of scenes: choose from 20 such as"),
         (["--to", "3", "--at", "4"], "there is no phase 4: --at takes 1 to 3"),
     ],
 )

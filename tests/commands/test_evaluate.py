@@ -287,6 +287,7 @@ def test_each_set_of_images_has_a_row(run: Path, photos: Path, tmp_path: Path) -
         (["--eps", "0"], "--eps must be more than 0, got 0"),
         (["--eps", "nan"], "--eps"),
         (["--shift", "noise:9"], "--shift noise:9: the severity of noise is 1 to 5, such as noise:3"),
+        (["--shift", "noise", "noise:3"], "--shift names two sets noise:3: give each once"),
         (["--shift", "empty"], "empty"),
         (["--shift", "nowhere"], "nowhere"),
         (["--autonomous", "teacher"], "--autonomous teacher is no surrogate: name a run of raptor distill"),

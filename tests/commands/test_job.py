@@ -1,35 +1,19 @@
-"""What the commands about a surrogate open, and which phases they mean."""
+"""What every command about a model opens and checks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import torch
-from tiny_models import noise_images
-
-from raptor.commands.job import chosen_phases, open_job
-from raptor.config import CorrectConfig, DepthConfig
-from raptor.phases.cut import Phases
+from raptor.commands.job import Job
+from raptor.config import DynamicsConfig
+from raptor.data import ChosenData
 
 
-def test_a_job_has_both_models_and_their_head(tmp_path: Path) -> None:
-    config = DepthConfig("scenes-k3", num_images=4, device="cpu", out=str(tmp_path / "out"))
-    job = open_job(config, "depth", "depth.json")
-    job.find_head()
-    images = noise_images(job.teacher, 2)
-    with torch.no_grad():
-        states, output = job.surrogate.record(images)
-        assert torch.equal(job.read_out(job.surrogate)(states[-1]), output)
-    assert len(job.judged) == 4 and list(job.phases) == [3, 3, 6] and job.folder.is_dir() and job.fitted is None
-    assert job.subject.teacher == "scenes" and job.about(["one"])["num_images"] == 4
-    assert job.batch_size == 8
-    config = CorrectConfig("scenes-k3", num_images=4, device="cpu", out=str(tmp_path / "other"))
-    job = open_job(config, "correct", "correct.json", train_images=6)
-    assert job.batch_size == 64 and job.fitted is not None and len(job.fitted) == 6
-
-
-def test_phases_are_one_or_all() -> None:
-    assert chosen_phases(Phases((3, 3, 6)), None) == [1, 2, 3] and chosen_phases(Phases((3, 3, 6)), 2) == [2]
-    with pytest.raises(ValueError, match="there is no phase 0: --at takes 1 to 3"):
-        chosen_phases(Phases((3, 3, 6)), 0)
+def test_a_job_about_one_model(tmp_path: Path) -> None:
+    config = DynamicsConfig("scenes", num_images=4, device="cpu", out=str(tmp_path / "out"))
+    job = Job(config)
+    job.about_models("dynamics", config.model, *job.open_pair(config.model))
+    assert list(job.sides) == ["teacher"] and not job.fits_head and not job.folder.exists()
+    job.judge(ChosenData.of("scenes", vars(config)).judged(4, 48), "dynamics.json")
+    assert (job.subject.model, job.subject.teacher, job.subject.num_images) == ("scenes", None, 4)
+    assert sum(len(batch.images) for batch in job.stream()) == 4 and job.bad_images() == []

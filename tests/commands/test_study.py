@@ -67,19 +67,6 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = {}
-    monkeypatch.setattr(module, "_unless_done", lambda _folder, name, part, _run: planned.update({name: part}) or [])
-    monkeypatch.setattr(module, "_suggested", lambda _folder: None)
-    monkeypatch.setattr(module, "_colour_images", lambda *_, **__: True)
-    monkeypatch.setattr(module, "report", lambda *_, **__: None)
-    study("scenes", full=True, out=str(tmp_path), device="cpu")
-    for name, kind in (("phases", PhasesConfig), ("dynamics", DynamicsConfig)):
-        own = kind("scenes")
-        for option in ("num_images", "sample_images"):
-            assert getattr(planned[name], option, None) == getattr(own, option, None)
-
-
 def test_a_study_is_one_folder(finished: Study) -> None:
     results = {"phases.json", "dynamics.json", "interventions.json", "images.json"}
     assert {path.name for path in finished.folder.glob("*.json")} == results
