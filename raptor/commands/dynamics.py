@@ -77,7 +77,8 @@ class Dynamics(Result):
             whose = "" if len(self.measured.sides()) == 1 else f"{side}: "
             lines.append(f"{whose}{found.model.name}, {self.measured.images}")
             lines += [f"  {line}" for line in found.findings + found.notes]
-        lines += [self.measured.few_images] if self.measured.few_images else []
+        if self.measured.few_images:
+            lines.append(self.measured.few_images)
         for name, changed in (("interventions", self.interventions), ("tangents", self.tangents)):
             if changed is not None:
                 lines.append(f"{name}, {changed.images}:")
@@ -127,8 +128,10 @@ def dynamics(config: DynamicsConfig) -> Dynamics:
     names = ", ".join(side.model.name for side in measured.sides().values())
     figures = job.write(measured, dynamics_charts, f"{names}; {measured.images}")
     # Without the unreadable images, so that none of the few that are chosen below is missing.
-    bad = set(measured.bad_images)
-    few = job.judged.select([i for i, name in enumerate(job.judged.names) if name not in bad]) if bad else job.judged
+    few = job.judged
+    if measured.bad_images:
+        bad = set(measured.bad_images)
+        few = few.select([i for i, name in enumerate(few.names) if name not in bad])
     changed = None
     if config.interventions:
         changed = _intervene(job, few, training, cut, facts)

@@ -15,7 +15,7 @@ from raptor.certificate.refit import HeadFit, Refitted
 from raptor.certificate.shift import CorruptedImages, measure_shift
 from raptor.certificate.stitching import stitch
 from raptor.certificate.verdict import Training, read_training
-from raptor.commands.pair_job import SurrogateJob, open_job
+from raptor.commands.pair_job import SurrogateJob, open_job, place_of
 from raptor.config import EvaluateConfig
 from raptor.data import ImageStream
 from raptor.data.apart import check_apart
@@ -23,7 +23,7 @@ from raptor.progress import Progress
 from raptor.provenance import command
 from raptor.report.fidelity import certificate_charts, rate_charts
 from raptor.report.strips import add_pictures
-from raptor.streaming import Result, folder_of
+from raptor.streaming import Result
 from raptor.vit.pair import OTHER_TEACHER
 
 _NULL_MODEL_IMAGES = 1000
@@ -195,5 +195,5 @@ def _refitted_head(job: SurrogateJob, notes: list[str]) -> Refitted | None:
 
 
 def _training_of(run: Any) -> Training | None:
-    source = folder_of(run)
-    return read_training(Path(source)) if isinstance(source, str | Path) else None
+    place = place_of(run)
+    return None if place is None else read_training(Path(place))

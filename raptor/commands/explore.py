@@ -32,7 +32,9 @@ def explore(config: ExploreConfig) -> None:
         device = pick_device(config.device)
         with seeded():
             surrogate, of_teacher = open_pair(folder_of(model), device=device, **config.opening())
-    views = {"teacher": of_teacher} if surrogate is None else {"teacher": of_teacher, "surrogate": surrogate}
+    views = {"teacher": of_teacher}
+    if surrogate is not None:
+        views["surrogate"] = surrogate
     page = build_page(views, of_teacher.classes or [])
     print(f"explore: http://127.0.0.1:{port}, only on this machine; Ctrl-C ends it", file=sys.stderr, flush=True)
     with _own_hosts_only():

@@ -68,7 +68,7 @@ class SurrogateJob(Job):
         given = getattr(self.config, option)
         source = folder_of(given)
         if describe_surrogate(source) is None:
-            shown = source if isinstance(source, str | Path) else getattr(source, "name", "model")
+            shown = place_of(given) or getattr(source, "name", "model")
             raise ValueError(f"--{option} {shown} is no surrogate: name a run of raptor distill")
         # The teacher is handed over, so that it is opened once and both surrogates are held against it.
         other, _ = open_pair(
@@ -84,7 +84,7 @@ class SurrogateJob(Job):
         seen = replace(self.data, run=None).trained_on(source, self.teacher.preprocess.size)
         if seen is not None and self.data.split not in ("train", "all"):
             check_apart(seen, self.judged, "training images", "name others with --data")
-        return other, str(source) if isinstance(source, str | Path) else other.name
+        return other, place_of(given) or other.name
 
     def open_sets(self, option: str, judged: ImageData, attacks: Sequence[str] = ()) -> dict[str, ImageData]:
         """The sets of images of an option by their names: corruptions of the judged images, or other data.
@@ -136,7 +136,7 @@ def open_job(config: OnSurrogate, command: str, *files: str, train_images: int |
     surrogate, teacher = job.open_pair(config.run, config.seed)
     source = folder_of(config.run)
     if surrogate is None:
-        name = source if isinstance(source, str | Path) else None
+        name = place_of(source)
         words = name or teacher.opened.model or module_option(Provenance.here().module)
         raise ValueError(f"{name or teacher.name} is no surrogate: make one with raptor distill {words}")
     job.about_models(command, source, surrogate, teacher)
@@ -167,6 +167,14 @@ def open_job(config: OnSurrogate, command: str, *files: str, train_images: int |
     # Made now, because a ridge head that is fitted first is kept there.
     job.folder.mkdir(parents=True, exist_ok=True)
     return job
+
+
+def place_of(given: Any) -> str | None:
+    """The name or folder by which a model was given; None for an open one."""
+    source = folder_of(given)
+    if isinstance(source, str | Path):
+        return str(source)
+    return None
 
 
 def chosen_phases(found: Phases, at: int | None) -> list[int]:

@@ -76,8 +76,9 @@ def probe(config: ProbeConfig) -> Probed:
         budget = Budget.parse(config.budget)
         limit = {"epochs": "epochs", "steps": "max_steps", "s": "max_seconds"}[budget.unit]
         limits[limit] = max(1, round(budget.amount)) if budget.unit == "steps" else budget.amount
-    # Frames are padded to whole patches, so any size will do, and the model keeps its own.
-    changes: dict[str, Any] = {} if task == "classify" else {"size": None}
+    changes: dict[str, Any] = {}
+    if task != "classify":
+        changes["size"] = None  # frames are padded to whole patches, so any size will do, and the model keeps its own
     surrogate, teacher = job.open_pair(config.model, **changes)
     chosen = ChosenData.of(folder_of(config.model), vars(config), teacher.classes, teacher.num_classes)
     train_data, val_data = _open_both(chosen, config.size or teacher.preprocess.size, config)

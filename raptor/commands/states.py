@@ -79,7 +79,8 @@ class States(Result):
         lines = [f"{self.saved.model.name}: features of {len(self.saved.names)} images of {self.saved.data}"]
         lines += [f"  {name:<20} {' x '.join(map(str, shape))}" for name, (_, shape) in self.saved.arrays.items()]
         bad = self.saved.bad_images
-        lines += [f"{len(bad)} unreadable images were left out: see bad_images in states.json"] if bad else []
+        if bad:
+            lines.append(f"{len(bad)} unreadable images were left out: see bad_images in states.json")
         return "\n".join([*lines, f"written to {self.folder}; names and labels are in states.json"])
 
 

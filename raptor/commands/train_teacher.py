@@ -35,7 +35,8 @@ class TrainedTeacher(Result):
         accuracy, seconds = self.summary.accuracy, self.summary.seconds
         lines = [f"{self.teacher.name}: accuracy {accuracy:.1%} on held-out images after {seconds:g} s"]
         bad = self.summary.bad_images
-        lines += [f"{len(bad)} unreadable images were skipped: see bad_images in summary.json"] if bad else []
+        if bad:
+            lines.append(f"{len(bad)} unreadable images were skipped: see bad_images in summary.json")
         return "\n".join([*lines, f"run folder {self.folder}"])
 
 
