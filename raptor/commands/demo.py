@@ -24,7 +24,7 @@ from raptor.provenance import command
 from raptor.run import check_folder
 from raptor.streaming import Result
 from raptor.vit.pair import open_pair
-from raptor.vit.saved import save_vit
+from raptor.vit.saved import check_folder_of, save_vit
 
 # Comes with the package, so that the demo trains nothing and needs no network.
 _SURROGATE = "scenes-k3"
@@ -64,7 +64,7 @@ class Demo(Result):
 def demo(config: DemoConfig) -> Demo:
     """Phases, certificate, probes, dynamics and the page, on the built-in model, surrogate and scenes."""
     started = time.monotonic()
-    folder = check_folder(config.out)
+    folder = check_folder(config.out, of=_SURROGATE)
     with _free_threads():
         found = _run(config, folder)
     print(f"done in {clock(time.monotonic() - started)}", flush=True)
@@ -80,9 +80,10 @@ def _run(config: DemoConfig, folder: Path) -> Demo:
         findings.extend(lines)
         print(*lines, sep="\n", flush=True)
 
-    _begin("1 of 5: the phases depth falls into")
-    surrogate, _ = open_pair(_SURROGATE, device="cpu")
+    surrogate, teacher = open_pair(_SURROGATE, device="cpu")
     assert surrogate is not None
+    check_folder_of(folder, _SURROGATE, surrogate, teacher)
+    _begin("1 of 5: the phases depth falls into")
     # A run folder like those of `raptor distill`, so that the other commands can be tried on it afterwards.
     save_vit(surrogate, folder / "surrogate")
     shared: dict[str, Any] = {"data": "scenes", "device": config.device}

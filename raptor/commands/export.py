@@ -32,7 +32,7 @@ from raptor.export.measure import (
 from raptor.export.weights import check_installed, stored_bytes, with_rounded_values, with_weights
 from raptor.files import replacing, write_text
 from raptor.provenance import Provenance, command
-from raptor.run import check_folder, result_folder
+from raptor.run import RunError, check_folder, result_folder
 from raptor.streaming import folder_of
 from raptor.subject import Subject, check_place
 from raptor.surrogate.at_speed import at_speed
@@ -63,6 +63,9 @@ def export(config: ExportConfig) -> Export:
         images = chosen.judged(config.num_images, teacher.preprocess.size)
     subject = Subject.of(teacher, images, surrogate)
     check_place(folder, subject, Export.FILE)
+    # A model's folder looks like this one, and its weights would be lost.
+    if (folder / "model.safetensors").exists() and not (folder / Export.FILE).exists():
+        raise RunError(f"{folder} holds a model that is no export: choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     head, told = _head_of(teacher, run, images)
 

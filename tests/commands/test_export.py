@@ -12,6 +12,7 @@ from tiny_models import noise_images
 from raptor import make_surrogate, open_pair, open_vit, save_vit
 from raptor.cli import main
 from raptor.commands import export
+from raptor.run import RunError
 from raptor.vit.pair import OtherTeacher
 
 QUICK = dict(num_images=8)
@@ -84,6 +85,15 @@ def test_a_checkpoint_for_timm(tmp_path: Path) -> None:
     assert own.num_bytes < 0.6e6 < beside.num_bytes and own.largest < 1e-5 and own.agreement is not None
     assert 'timm.create_model("raptor_vit_tiny_patch16_224", checkpoint_path=' in found.text()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architecture"] == "raptor_vit_tiny_patch16_224"
+
+
+def test_a_model_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    kept = tmp_path / "mine" / "model.safetensors"
+    kept.write_bytes(b"weights")
+    with pytest.raises(RunError, match="mine holds a model that is no export: choose another --out"):
+        export("scenes-k3", to="folder", out=str(tmp_path / "mine"), **QUICK)
+    assert kept.read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize(
