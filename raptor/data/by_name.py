@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raptor.checks import data_name, near_miss
+from raptor.checks import data_name
 from raptor.data.archives import list_files, open_tars, open_zips
 from raptor.data.dense import DENSE_TASKS, DenseData
 from raptor.data.folder import open_folder
@@ -237,5 +237,4 @@ def _open_frames(spec: str, task: str, size: int | None) -> DenseData:
         from raptor.data.nyuv2 import open_nyuv2
 
         return open_nyuv2(path, task)
-    accepted = ("scenes", "ade20k:PATH", "nyuv2:PATH")
-    raise ValueError(f"unknown dense data {spec!r}{near_miss(spec, accepted, ', '.join(accepted))}")
+    raise ValueError(f"unknown dense data {spec!r}: give scenes, ade20k:PATH or nyuv2:PATH")

@@ -45,11 +45,11 @@ def test_unknown_data_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "task", "message"),
     [
-        ("ade20", "segment", "did you mean ade20k:PATH"),
+        ("ade20", "segment", "give scenes, ade20k:PATH"),
         ("scenes", "sort", "unknown dense task"),
         ("nyuv2:/nowhere/labelled.mat", "depth", "no file"),
         ("ade20k:/nowhere", "segment", "no file"),
-        ("something", "depth", "choose from scenes"),
+        ("something", "depth", "give scenes"),
     ],
 )
 def test_bad_specs_are_named(spec: str, task: str, message: str) -> None:
