@@ -462,6 +462,10 @@ def check_config(folder: Path, config: Mapping[str, Any]) -> bool:
     refused, naming the entries that differ."""
     is_finished = (folder / "summary.json").exists()
     if _latest_checkpoint(folder) is None and not is_finished:
+        # The run would save its own model over one that was put there, as by the demo.
+        for name in ("surrogate", "teacher"):
+            if (folder / name / "model.safetensors").exists() and not (folder / "config.yaml").exists():
+                raise RunError(f"{folder / name} holds a model of something else: choose another --out")
         return True
     # The new one goes through JSON, because a tuple is a list once it was written.
     old = expand_home(_flat(read_config(folder)))

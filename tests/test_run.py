@@ -105,6 +105,16 @@ def test_the_config_is_written_and_compared(tmp_path):
     Run(tmp_path, CONFIG).close()  # the refusal let go of the lock
 
 
+@pytest.mark.parametrize("name", ["surrogate", "teacher"])
+def test_a_run_takes_no_folder_with_a_model_of_something_else(name, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(RunError, match=f"{name} holds a model of something else: choose another --out"):
+        Run(tmp_path, CONFIG)
+    (tmp_path / "config.yaml").write_text("model: x")  # a run that was stopped before its first checkpoint
+    Run(tmp_path, CONFIG).close()
+
+
 def test_a_teacher_is_the_same_by_every_spelling_of_its_path(tmp_path, monkeypatch):
     (tmp_path / "teacher").mkdir()
     monkeypatch.chdir(tmp_path)
