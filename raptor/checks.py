@@ -160,7 +160,7 @@ def shown(kind: Any, name: str) -> str:
     """An option of a config as it is typed: --k, but MODEL for a word that has to be given."""
     if name in kind.POSITIONAL and kind.requires(name):
         return name.upper().removesuffix("S")
-    return f"--{name}"
+    return f"--{name.rstrip('_')}"  # `for_`, because `for` is a keyword of Python
 
 
 def whole_number(value: Any) -> Any:

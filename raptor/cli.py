@@ -176,6 +176,8 @@ def split_words(name: str, words: Sequence[str]) -> dict[str, list[str]]:
             continue
         flag, equals, value = word.partition("=")
         option = flag.removeprefix("--").replace("-", "_")
+        if f"{option}_" in kinds:  # `for` is a keyword of Python, so the option is called `for_`
+            option += "_"
         if option not in kinds or not flag.startswith("--"):
             raise ValueError(_unknown(name, flag, [*kinds, "help"]))
         # Dropping the first value without a word would run something else than was typed.

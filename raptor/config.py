@@ -473,14 +473,15 @@ class ModelsConfig(Config):
 
     raptor models dinov2
     raptor models '*siglip*'
-    raptor models --weights weights.pth
+    raptor models --for weights.pth
     """
 
     POSITIONAL = ("filter",)
 
     filter: str = ""
     """a part of the name, or a pattern with `*`."""
-    weights: File | None = None
+    # `for` is a keyword of Python. The command line leaves the underscore out.
+    for_: File | None = None
     """only the timm models that this weight file fits."""
 
 
@@ -493,6 +494,9 @@ class StudyConfig(OnModel, OnData, Running):
     """
 
     IN_PARALLEL = False
+
+    full: bool = False
+    """measure as much as `raptor phases` and `raptor dynamics` do by themselves; it takes about ten times as long."""
 
 
 @dataclass(kw_only=True)

@@ -40,12 +40,12 @@ class Models(Result):
 @command(ModelsConfig)
 def models(config: ModelsConfig) -> Models:
     """List the names that can be opened, or the models that a weight file fits."""
-    if config.weights is not None:
-        fitting = [name for name in models_for(config.weights) if config.filter in name]
+    if config.for_ is not None:
+        fitting = [name for name in models_for(config.for_) if config.filter in name]
         if not fitting:
             what = f"timm model that contains {config.filter!r}" if config.filter else "ViT of timm"
-            raise ValueError(f"{config.weights} fits no {what}: open it with the module that it belongs to")
-        return Models(fitting, config.weights)
+            raise ValueError(f"{config.for_} fits no {what}: open it with the module that it belongs to")
+        return Models(fitting, config.for_)
     names = list_models(config.filter)
     if not names:
         raise ValueError(f"no model matches {config.filter!r}: try a shorter part of its name, such as dinov2")

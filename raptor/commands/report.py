@@ -140,6 +140,8 @@ def _add_strips(results: Results, config: ReportConfig) -> None:
         return
     try:
         found = measure_strips(teacher, surrogate, chosen, config.num_images, measured)
+    except RunError:
+        raise
     except (ValueError, OSError) as error:  # a model without patches, for example
         _note(results, error)
         return

@@ -69,11 +69,16 @@ def study(config: StudyConfig) -> Study:
     if isinstance(source, str) and source == model.opened.weights:
         # Each command would look again for the only model that the weight file fits.
         source = f"{model.opened.model}@{source}"
-    # Both commands have all options of a study.
+    # Both commands have all options of a study but its own.
     shared = {**vars(config), "out": str(folder)}
-    del shared["model"]
-    for_phases = PhasesConfig(models=[source], num_images=QUICK_IMAGES, **shared)
-    for_dynamics = DynamicsConfig(model=source, **QUICK_DYNAMICS, **shared)
+    del shared["model"], shared["full"]
+    quick_phases: dict[str, Any] = {"num_images": QUICK_IMAGES}
+    quick_dynamics = QUICK_DYNAMICS
+    if config.full:
+        quick_phases = {}
+        quick_dynamics = {}
+    for_phases = PhasesConfig(models=[source], **quick_phases, **shared)
+    for_dynamics = DynamicsConfig(model=source, **quick_dynamics, **shared)
     if config.data is not None:
         _tell_time(model, config, for_phases, for_dynamics)
     findings = _unless_done(folder, "phases", for_phases, phases)

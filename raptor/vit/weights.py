@@ -261,7 +261,7 @@ def _timm_filter(model: nn.Module, state: dict[str, Tensor], path: str | Path) -
 
 
 def _which_model(path: str | Path) -> str:
-    return f"name the model that these weights are of (raptor models --weights {path} lists the models that fit)"
+    return f"name the model that these weights are of (raptor models --for {path} lists the models that fit)"
 
 
 def _facts(state: Mapping[str, Tensor]) -> list[str]:

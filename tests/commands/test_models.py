@@ -32,21 +32,21 @@ def test_models_that_a_weight_file_fits(tmp_path: Path, capsys, monkeypatch) -> 
     monkeypatch.setattr("timm.list_models", lambda *_args, **_options: known)
     file = tmp_path / "w.safetensors"
     save_file(timm.create_model(known[1]).state_dict(), file)
-    assert main(["models", "--weights", str(file), "--json"]) == 0
+    assert main(["models", "--for", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == [f"timm/{name}" for name in known[1:]]
-    assert models("deit", weights=str(file)).names == ["timm/deit_tiny_patch16_224"]
-    assert main(["models", f"--weights={file}"]) == 0
+    assert models("deit", for_=str(file)).names == ["timm/deit_tiny_patch16_224"]
+    assert main(["models", f"--for={file}"]) == 0
     told = capsys.readouterr().out
     assert f"open it as timm/{known[1]}@{file}" in told and "they may prepare images differently" in told
     with pytest.raises(ValueError, match="fits no timm model that contains 'siglip'"):
-        models("siglip", weights=str(file))
+        models("siglip", for_=str(file))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--weights"], "--weights has no value: give one"),
-        (["--weights", "nowhere.pth"], "--weights: there is no file nowhere.pth"),
+        (["--for"], "--for has no value: give one"),
+        (["--for", "nowhere.pth"], "--for: there is no file nowhere.pth"),
     ],
 )
 def test_a_weight_file_that_is_not_given(words: list[str], message: str, capsys) -> None:

@@ -60,6 +60,19 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_full_study_measures_what_the_two_commands_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: dict[str, Any] = {}
+    monkeypatch.setattr(module, "_unless_done", lambda _folder, name, part, _run: planned.update({name: part}) or [])
+    monkeypatch.setattr(module, "_suggested", lambda _: None)
+    monkeypatch.setattr(module, "read_results", lambda _: SimpleNamespace(measured=None))
+    monkeypatch.setattr(module, "report", lambda *_, **__: None)
+    study("scenes", full=True, out=str(tmp_path), device="cpu")
+    for name, kind in (("phases", PhasesConfig), ("dynamics", DynamicsConfig)):
+        own = kind("scenes")
+        for option in ("num_images", "sample_images"):
+            assert getattr(planned[name], option, None) == getattr(own, option, None)
+
+
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.safetensors"

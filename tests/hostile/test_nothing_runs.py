@@ -67,7 +67,7 @@ FILES = {
     "val": ("phases teacher --data images --val FILE", ".tar"),
     "segment": ("probe teacher --task segment --data ade20k:FILE", ".zip"),
     "depth": ("probe teacher --task depth --data nyuv2:FILE", ".mat"),
-    "fitting": ("models --weights FILE", ".pth"),
+    "for_": ("models --for FILE", ".pth"),
     "image": ("show teacher FILE", ".png"),
     "shift": ("evaluate run --data images --shift FILE", ".zip"),
     "autonomous": ("evaluate run --data images --autonomous FILE", ""),
@@ -102,7 +102,7 @@ def test_a_malicious_pickle(option: str, payload: str, world: Path, tmp_path: Pa
     words = [word.replace("FILE", str(path)) for word in line.split()]
     more = (
         []
-        if option in ("table", "results", "dynamics", "reference", "certificates", "fitting")
+        if option in ("table", "results", "dynamics", "reference", "certificates", "for_")
         else ["--out", str(tmp_path / "out")]
     )
     found = run_words([*words, *more], capsys)

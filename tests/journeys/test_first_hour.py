@@ -102,7 +102,7 @@ def test_one_command_gives_a_page_and_the_same_folder_takes_a_surrogate(capsys: 
 def test_weights_say_which_model_they_are_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["phases", "timm/test_vit2@mine.pt", "--data", "photos", *CUT]) == 2
     said = capsys.readouterr().err
-    assert "raptor models --weights mine.pt" in said
+    assert "raptor models --for mine.pt" in said
     assert main(["phases", "timm/resnet18@mine.pt", "--data", "photos", *CUT]) == 2
     said = capsys.readouterr().err
     assert "the model has no list of blocks" in said
