@@ -115,9 +115,9 @@ def run(kind: str, out: Path, report: Path, fault: dict[str, Any] | None = None,
 class _Operations:
     """Counts what the process does to files under a folder, and kills it before a given one of these operations.
 
-    look: a function of the folder that counts what is whole there. With it a copy of the process is killed before the
-        first operation, the next copy before the second one, and so on, until a copy ends by itself. The number of
-        kills and what `look` counted go into `report`.
+    look: a function of the folder that counts what is whole there. With it the process splits at its first operation:
+        a copy is killed before the first one, the next copy before the second one, and so on, until a copy ends by
+        itself. So the work before is done once. The number of kills and what `look` counted go into `report`.
     """
 
     EVENTS = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
@@ -129,15 +129,11 @@ class _Operations:
         self.look = look
         self.report = report
         self.count = 0
-        self.counts = {"kills": 0, "artefacts checked": 0, "lost or damaged": 0}
         self.fsync = os.fsync
         os.fsync = self._sync
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        # A command makes its folder, measures, and opens the folder to lock it: what it measured serves all copies.
-        if self.look is not None and self.count == 1 and event == "open" and str(args[0]) == self.folder:
-            self._split()
         writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
         if writes or event in self.EVENTS:
             self._next(str(args[0]))
@@ -150,8 +146,8 @@ class _Operations:
         if not path.startswith(self.folder) or ".trial-" in path:  # a look whether the folder can be written
             return
         self.count += 1
-        if self.look is not None:
-            self._try_copy(self.count)
+        if self.look is not None and self.count == 1:
+            self._split()
         if self.count != self.die_at:
             return
         if synced and self.torn and ".tmp" in path and os.path.isfile(path):  # what was never synced may be lost
@@ -160,33 +156,26 @@ class _Operations:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _split(self) -> None:
-        """From here on the process only starts copies; it ends with the first copy that is not killed."""
-        for number in itertools.count(2):
-            code = self._try_copy(number)
-            if code is None:
-                return
-            if code != -signal.SIGKILL:
-                self.report.write_text(json.dumps(self.counts))
-                os._exit(code)
-
-    def _try_copy(self, number: int) -> int | None:
-        """Start a copy that is killed before operation `number`, and look at what it left. None in the copy itself."""
-        copy = os.fork()
         look = self.look
+        self.look = None
         assert look is not None
-        if copy == 0:
-            self.look = None
-            self.die_at = number
-            self.torn = number % 2 == 0
-            return None
-        code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
-        self.counts["kills"] += code == -signal.SIGKILL
-        try:
-            self.counts["artefacts checked"] += look(Path(self.folder))
-        except Exception as error:
-            self.counts["lost or damaged"] += 1
-            print(f"killed before operation {number}: {error!r}", file=sys.stderr)
-        return code
+        counts = {"kills": 0, "artefacts checked": 0, "lost or damaged": 0}
+        for number in itertools.count(1):
+            copy = os.fork()
+            if copy == 0:
+                self.die_at = number
+                self.torn = number % 2 == 0
+                return
+            code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+            counts["kills"] += code == -signal.SIGKILL
+            try:
+                counts["artefacts checked"] += look(Path(self.folder))
+            except Exception as error:
+                counts["lost or damaged"] += 1
+                print(f"killed before operation {number}: {error!r}", file=sys.stderr)
+            if code != -signal.SIGKILL:
+                self.report.write_text(json.dumps(counts))
+                os._exit(code)
 
 
 def _jumping_clock(seed: int) -> None:

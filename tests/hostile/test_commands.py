@@ -197,10 +197,10 @@ probe teacher --data images --train_images 0 --out OUT :: --train_images :: at l
 probe teacher --data images --train_images 1 --out OUT :: got 1 :: at least two training images
 probe teacher --data images --num_images 0 --out OUT :: --num_images :: at least 1
 probe teacher --data images --budget soon --out OUT :: cannot read the budget
-probe teacher --task depth --data images --out OUT :: 'images' :: choose from scenes, ade20k:PATH
+probe teacher --task depth --data images --out OUT :: 'images' :: give scenes, ade20k:PATH or nyuv2:PATH
 probe teacher --task segment --data nope --out OUT :: 'nope' :: give a folder
 probe teacher --task depth --data nyuv2:nope --out OUT :: nope :: check the path
-probe teacher --task depth --data nyuv2: --out OUT :: 'nyuv2:' :: did you mean nyuv2:PATH
+probe teacher --task depth --data nyuv2: --out OUT :: 'nyuv2:' :: give scenes, ade20k:PATH or nyuv2:PATH
 probe teacher --task segment --data ade20k:images --out OUT :: images :: expected ADEChallengeData2016
 probe teacher --task depth --data nyuv2:images --out OUT :: images :: expected a .mat
 probe teacher --task depth --data nyuv2:classes.txt --out OUT :: classes.txt :: make it again
