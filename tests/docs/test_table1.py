@@ -90,3 +90,25 @@ def test_other_sizes_stand_in_a_row_per_set() -> None:
     for data in {row["data"] for row in rows}:
         cells = [with_interval(row["all"]) for row in rows if row["data"] == data]
         assert len(cells) == 4 and f"| {' | '.join(cells)} |" in TWO_MINUTE_PAGE
+
+
+def test_the_certificate_of_the_ten_minute_surrogate_is_told() -> None:
+    page = " ".join((TEN_MINUTES / "reading.md").read_text().split())
+    found = json.loads((TEN_MINUTES / "k3-certificate.json").read_text())["definition"]
+    eps, value, upper, bernstein, worst = (
+        f"{found[name]:.3f}".lstrip("0") for name in ("eps", "value", "upper", "bernstein", "worst")
+    )
+    assert f"holds for eps {eps} and above: layer {found['layer']} decides, with a relative error of {value}" in page
+    assert f"at most {upper} by the bootstrap and {bernstein} by the empirical Bernstein bound" in page
+    assert f"the worst image has {worst}" in page
+    # Pictures are third-party images.
+    assert not any(one["picture"] for one in found["hardest"])
+    rates = json.loads((TEN_MINUTES / "k3-complexity.json").read_text())["rates"]["points"]
+    by_kind = {(point["side"], point["precision"]): point for point in rates}
+    ours, theirs = by_kind["surrogate", "int8"], by_kind["teacher", "int4"]
+    for point, words in (
+        (ours, "take {} Mbit and have a largest error of {} and {} %"),
+        (theirs, "take {} Mbit and have {} and {} %"),
+    ):
+        error = f"{point['largest']:.2f}".lstrip("0")
+        assert words.format(round(point["bits"] / 1e6), error, round(100 * point["agreement"])) in page
