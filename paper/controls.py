@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from estimates import spread
-from surrogates import cut_phases, make_surrogate, open_teacher
+from surrogates import cut_phases, images_to_distil, make_surrogate, open_teacher
 from sweep import Cell, Json, SweepConfig, column, read_config, run_cells, table, where, write_result
 from torch import Tensor, nn
 
@@ -48,6 +48,7 @@ class Controls(SweepConfig):
 
     model: str = "timm/vit_small_patch14_reg4_dinov2"  # the teacher
     weights: str | None = None  # a local weight file for it
+    more_data: list[str] | None = None  # further images to distil on, without labels, such as nyuv2:PATH
     size: int | None = None  # image size
     k: int = 3  # blocks of each student
     tokens: str = "pooled"  # the tokens whose similarity is cut: all, cls, registers, patches, pooled
@@ -110,7 +111,8 @@ def _train(config: Controls, options: Json) -> Json:
         # To compile a stretch of seven blocks takes minutes, which a student of three calls does not win back.
         config = dataclasses.replace(config, compile=False)
     folder = Path(config.out) / "students" / f"{student}-s{options['seed']}"
-    scores = make_surrogate(teacher, pair, blocks, folder, options, config, **STUDENTS[student][1])
+    images = images_to_distil(pair, options, teacher.preprocess, config)
+    scores = make_surrogate(teacher, images, blocks, folder, options, config, **STUDENTS[student][1])
     # Students are compared at the states that all of them have. The untied one has no others.
     r2 = scores["curves"]["all"]["r2"]
     at_ends = r2 if student == "untied" else [r2[last - 1] for _, last in phases.spans]
